@@ -1,0 +1,194 @@
+"""The broker process: sockets around the `Router`, and the relay of route `broker`.
+
+Decides nothing. Control comes in over one ROUTER that workers and servers dial; with route `broker`
+a second ROUTER takes the workers' data, and one DEALER for each server passes it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from zkv.policy import SyncPolicy
+from zkv_brokers import router as r
+from zkv_net import loop as net
+from zkv_net.sockets import FdSocket, bind, connect, new_socket
+
+log = logging.getLogger("zkv.broker")
+TICK_S = 0.1
+LINGER_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """What `zkv broker` is started with. Times in seconds."""
+
+    policy: SyncPolicy
+    bind: str = "tcp://127.0.0.1:5555"
+    data_bind: str | None = None
+    """Where route `broker` takes data; None: one port above `bind` (any free one if that is 0)."""
+    advertise: str | None = None
+    servers: int = 1
+    workers: int = 1
+    optimizer: str | None = None
+    insecure: bool = False
+    worker_lost_s: float = 10.0
+    server_lost_s: float = 5.0
+    io_threads: int = 1
+
+
+class Broker:
+    """One broker: `start` binds, `serve` runs until `stop`, `close` ends it."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.address = ""
+        self.data_address = ""
+        self.router: r.Router | None = None
+        self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
+        self._control: FdSocket | None = None
+        self._relay: Relay | None = None
+        self._stopped = asyncio.Event()
+
+    def start(self) -> None:
+        """Bind both ports.
+
+        Raises:
+            ConfigError: an address is in use, not of this machine, or open without `insecure`.
+        """
+        config = self.config
+        control = new_socket(self._context, zmq.ROUTER, data=False)
+        data = new_socket(self._context, zmq.ROUTER, data=True)
+        try:
+            bound = bind(control, config.bind, insecure=config.insecure)
+            data_bound = bind(data, self._data_bind(bound), insecure=config.insecure)
+            self.address = announced(bound, config.advertise)
+            self.data_address = announced(data_bound, config.advertise)
+        except BaseException:
+            control.close(linger=0)
+            data.close(linger=0)
+            self._context.term()
+            raise
+        router_config = r.RouterConfig(
+            address=self.address,
+            policy=config.policy,
+            servers=config.servers,
+            workers=config.workers,
+            optimizer=config.optimizer,
+            data_address=self.data_address,
+            worker_lost_s=config.worker_lost_s,
+            server_lost_s=config.server_lost_s,
+        )
+        self.router = r.Router(
+            router_config, term=net.term_number(), instance=net.instance_number()
+        )
+        self._control = FdSocket(control, self._received)
+        self._relay = Relay(self._context, data)
+
+    def _data_bind(self, bound: str) -> str:
+        if self.config.data_bind is not None:
+            return self.config.data_bind
+        host, _, port = self.config.bind.rpartition(":")
+        return f"{host}:{int(port) + 1 if port.isdecimal() and int(port) else 0}"
+
+    def _received(self, frames: list[zmq.Frame]) -> None:
+        if len(frames) == 2:
+            self._handle(r.Received(frames[0].bytes, frames[1].bytes))
+        else:
+            log.warning("dropped a control message of %d frames", len(frames))
+
+    def _handle(self, event: r.Event) -> None:
+        assert self.router is not None and self._control is not None and self._relay is not None
+        for action in self.router.handle(event, asyncio.get_running_loop().time()):
+            match action:
+                case r.Send(route, frame):
+                    self._control.send([route, frame])
+                case r.Note(level, text):
+                    log.log(logging.getLevelName(level.upper()), "%s", text)
+                case r.ServersChanged(addresses):
+                    self._relay.connect(dict(addresses))
+
+    async def serve(self) -> None:
+        """Serve until `stop` is called."""
+        while not self._stopped.is_set():
+            self._handle(r.Tick())
+            try:
+                await asyncio.wait_for(self._stopped.wait(), TICK_S)
+            except TimeoutError:
+                continue
+
+    def stop(self, why: str = "") -> None:
+        """End `serve`."""
+        log.info("stopping %s", why)
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Close all sockets in bounded time."""
+        if self._control is not None:
+            self._control.close(LINGER_MS)
+        if self._relay is not None:
+            self._relay.close()
+        self._context.destroy(linger=LINGER_MS)
+
+
+def announced(bound: str, chosen: str | None) -> str:
+    """Return the address to print: the chosen host, else what was bound."""
+    return net.advertised(bound, bound, chosen) if chosen else bound
+
+
+class Relay:
+    """Route `broker`: data of workers to servers and back, frames as they are, nothing decoded.
+
+    A worker puts the server's index before the empty delimiter; the broker replaces it by the
+    worker's route, and the server answers over the same route.
+    """
+
+    def __init__(self, context: zmq.Context[Any], front: zmq.Socket[bytes]) -> None:
+        self._context = context
+        self._front = FdSocket(front, self._from_worker)
+        self._backs: dict[int, FdSocket] = {}
+        self.bytes_relayed = 0
+
+    def connect(self, addresses: dict[int, str]) -> None:
+        """Connect a DEALER to each server that has none yet."""
+        for index, address in addresses.items():
+            if index not in self._backs:
+                socket = new_socket(self._context, zmq.DEALER, data=True)
+                connect(socket, address)
+                self._backs[index] = FdSocket(socket, self._from_server)
+
+    def _from_worker(self, frames: list[zmq.Frame]) -> None:
+        if len(frames) < 4 or len(frames[1]) != 2:
+            log.warning("dropped a data message of %d frames without a server's index", len(frames))
+            return
+        back = self._backs.get(int.from_bytes(frames[1].bytes, "big"))
+        if back is not None:
+            self.bytes_relayed += len(frames[-1])
+            back.send([frames[0], *frames[2:]])
+
+    def _from_server(self, frames: list[zmq.Frame]) -> None:
+        self.bytes_relayed += len(frames[-1])
+        self._front.send(frames)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._front.close()
+        for back in self._backs.values():
+            back.close()
+
+
+async def serve(config: BrokerConfig, ready: Any = None) -> None:
+    """Run a broker until SIGINT or SIGTERM; `ready(broker)` is called once it is bound."""
+    broker = Broker(config)
+    broker.start()
+    net.on_stop_signals(broker.stop)
+    if ready is not None:
+        ready(broker)
+    try:
+        await broker.serve()
+    finally:
+        broker.close()

@@ -1,0 +1,213 @@
+"""The catalog: which keys exist, who sends their first values, and where their blocks live (rule 7).
+
+One offer at a time initialises a set of keys. The first to offer it sends the values; the others wait
+until every server holds them. If the initialiser dies half-way, its keys are dropped and the next
+one that offered the same set takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from zkv import control as c
+from zkv.errors import KeyMismatch, ZkvError
+from zkv.layout import Layout, check_spec, differences
+from zkv.optimizer_spec import OptimizerSpec, optimizer
+from zkv.placement import plan
+from zkv.wire import SEEDS, BlockSpec, KeyEntry, KeySpec
+from zkv_brokers.group import Decisions
+
+
+@dataclass(slots=True)
+class Pending:
+    """An initialisation whose values are not held by every server yet."""
+
+    init: int
+    incarnation: int
+    specs: dict[str | int, KeySpec]
+    order: list[KeySpec]
+    plain: bool
+    entries: list[KeyEntry]
+    blocks: list[BlockSpec]
+    missing: set[int]
+    waiting: list[tuple[int, int]] = field(default_factory=list)
+    """(incarnation, token) of everybody who offered these keys, the initialiser first."""
+
+
+class Catalog:
+    """All keys and initialisations. `layout` is shared with the router."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.pending: dict[int, Pending] = {}
+        self.history: list[c.Layout | c.Regrouped] = []
+        """What a newcomer has to be told, in order."""
+        self._sets: dict[str | int, frozenset[str | int]] = {}
+        self._specs: dict[str | int, KeySpec] = {}
+        self._counts = [0, 0, 0]
+
+    def _next(self, which: int, count: int = 1) -> int:
+        first = self._counts[which]
+        self._counts[which] += count
+        return first
+
+    def next_block(self) -> int:
+        """Return an unused block number."""
+        return self._next(2)
+
+    def offer(
+        self, incarnation: int, message: c.Offer, servers: int, spec: OptimizerSpec, out: Decisions
+    ) -> Pending | ZkvError | None:
+        """Take an offer: None if the keys exist already, else the initialisation it belongs to."""
+        try:
+            specs = self._checked(message.keys)
+            same = self._compare(specs)
+        except KeyMismatch as error:
+            return error
+        if same:
+            running = next(
+                (p for p in self.pending.values() if p.specs.keys() == specs.keys()), None
+            )
+            if running is None:
+                return None
+            running.waiting.append((incarnation, message.token))
+            return running
+        started = self._start(incarnation, message.keys, message.plain, servers, spec, out)
+        started.waiting.append((incarnation, message.token))
+        return started
+
+    def _checked(self, keys: Sequence[KeySpec]) -> dict[str | int, KeySpec]:
+        specs: dict[str | int, KeySpec] = {}
+        for one in keys:
+            check_spec(one)
+            if one.key in specs:
+                raise KeyMismatch(f"key {one.key!r} stands twice in one init")
+            if one.rule:
+                try:
+                    optimizer(one.rule)
+                except ValueError as error:
+                    raise KeyMismatch(f"key {one.key!r}: {error}") from error
+            specs[one.key] = one
+        for one in keys:
+            if one.same_as is not None and (
+                one.same_as not in specs or specs[one.same_as].same_as is not None
+            ):
+                raise KeyMismatch(
+                    f"key {one.key!r} is tied to {one.same_as!r}, which is no key of this init"
+                )
+        if not specs:
+            raise KeyMismatch("init was called without any key")
+        return specs
+
+    def _compare(self, specs: dict[str | int, KeySpec]) -> bool:
+        """Return whether these keys exist (or are on their way), exactly so; raise if they differ."""
+        known = [key for key in specs if key in self._specs]
+        if not known:
+            return False
+        for key in known:
+            text = differences(self._specs[key], specs[key])
+            if text:
+                raise KeyMismatch(f"key {key!r} was initialised otherwise: {text}")
+        together = self._sets[known[0]]
+        missing = sorted(map(repr, together - specs.keys()))
+        extra = sorted(map(repr, specs.keys() - together))
+        if missing or extra:
+            said = [f"lacks {', '.join(missing[:5])}"] if missing else []
+            said += [f"adds {', '.join(extra[:5])}"] if extra else []
+            raise KeyMismatch(
+                f"this init {' and '.join(said)} compared with the init that made {known[0]!r}; "
+                "all workers must initialise the same set of keys in one call"
+            )
+        return True
+
+    def _start(
+        self,
+        incarnation: int,
+        keys: Sequence[KeySpec],
+        plain: bool,
+        servers: int,
+        spec: OptimizerSpec,
+        out: Decisions,
+    ) -> Pending:
+        kids = {one.key: self._next(1) for one in keys if one.same_as is None}
+        entries = [
+            KeyEntry(kids[one.key if one.same_as is None else one.same_as], one) for one in keys
+        ]
+
+        def together(entry: KeyEntry) -> object:
+            one = entry.spec
+            alone = entry.kid if plain else None
+            return (one.rule, spec.for_key(one.key), one.reduce, one.allow_nan, one.absent, alone)
+
+        blocks = plan(
+            entries, servers, together=together, bid_first=self._counts[2], load=self._load(servers)
+        )
+        self._next(2, len(blocks))
+        pending = Pending(
+            init=self._next(0) + 1,
+            incarnation=incarnation,
+            specs={one.key: one for one in keys},
+            order=list(keys),
+            plain=plain,
+            entries=entries,
+            blocks=blocks,
+            missing={block.server for block in blocks},
+        )
+        self.pending[pending.init] = pending
+        for one in keys:
+            self._specs[one.key] = one
+            self._sets[one.key] = frozenset(pending.specs)
+        out.log(c.Init(pending.init, incarnation, entries, blocks))
+        out.tell(incarnation, c.Layout(pending.init, entries, blocks, True, out.index))
+        return pending
+
+    def _load(self, servers: int) -> list[int]:
+        load = [0] * servers
+        for block in self.layout.blocks.values():
+            load[block.server] += self.layout.block_bytes(block)
+        return load
+
+    def held(self, init: int, server: int) -> Pending | None:
+        """A server holds its part of the values; return the initialisation if that completes it."""
+        pending = self.pending.get(init)
+        if pending is None:
+            return None
+        pending.missing.discard(server)
+        if pending.missing:
+            return None
+        del self.pending[init]
+        return pending
+
+    def complete(self, pending: Pending, index: int) -> c.Layout:
+        """Take the keys into the layout; return what the workers are told."""
+        self.layout.add(pending.entries, pending.blocks)
+        told = c.Layout(pending.init, pending.entries, pending.blocks, False, index)
+        self.history.append(told)
+        return told
+
+    def lost(
+        self, incarnation: int, servers: int, spec: OptimizerSpec, out: Decisions
+    ) -> list[Pending]:
+        """A worker is gone: drop what it was initialising and ask the next one; return what restarted."""
+        restarted = []
+        for pending in list(self.pending.values()):
+            pending.waiting = [one for one in pending.waiting if one[0] != incarnation]
+            if pending.incarnation != incarnation:
+                continue
+            out.log(c.Drop(pending.init))
+            del self.pending[pending.init]
+            for key in pending.specs:
+                del self._specs[key], self._sets[key]
+            if pending.waiting:
+                again = self._start(
+                    pending.waiting[0][0], pending.order, pending.plain, servers, spec, out
+                )
+                again.waiting = pending.waiting
+                restarted.append(again)
+        return restarted
+
+
+def is_seed(group: int) -> bool:
+    """Return whether a contribution is an initialisation's values."""
+    return group == SEEDS

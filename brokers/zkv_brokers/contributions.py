@@ -1,0 +1,93 @@
+"""Contributions that a server holds and has not settled: what has come in, and what is still missing.
+
+A contribution is held when its `Done` and all the blocks that it names are here. What was settled is
+remembered as a high-water mark for each (incarnation, group), with the few settled grants above it,
+so that repeats are answered and dropped for all time in constant memory. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zkv.dtypes import Array
+from zkv.marks import Marks
+from zkv.wire import NO_BATCH, ContributionId
+
+
+@dataclass(slots=True)
+class Open:
+    """One contribution on its way to being held."""
+
+    grant: int
+    weight: float = 0.0
+    payloads: dict[int, Array] = field(default_factory=dict)
+    bids: frozenset[int] | None = None
+    """The blocks that `Done` names; None until it has come."""
+    skipped: frozenset[int] = frozenset()
+    reported: bool = False
+    void: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that the contribution has for this server is here."""
+        return self.bids is not None and self.bids <= self.payloads.keys()
+
+
+class Contributions:
+    """All open contributions of one server, and the marks of what was settled."""
+
+    def __init__(self) -> None:
+        self.open: dict[ContributionId, Open] = {}
+        self._marks: dict[tuple[int, int], Marks] = {}
+        self._dropped: dict[tuple[int, int, int], set[int]] = {}
+
+    def is_settled(self, contribution: ContributionId, grant: int) -> bool:
+        """Return whether frames of this contribution are too late to matter."""
+        owner = (contribution.incarnation, contribution.group)
+        marks = self._marks.get(owner)
+        if marks is not None and grant in marks:
+            return True
+        return contribution.batch in self._dropped.get((*owner, grant), ())
+
+    def at(self, contribution: ContributionId, grant: int) -> Open:
+        """Return the open contribution, made anew if this is the first of it."""
+        return self.open.setdefault(contribution, Open(grant))
+
+    def settle(self, contribution: ContributionId) -> None:
+        """Drop a committed contribution and refuse whatever still comes of its grant."""
+        held = self.open.pop(contribution, None)
+        if held is not None:
+            self._mark(contribution.incarnation, contribution.group, held.grant)
+
+    def discard(self, incarnation: int, group: int, grant: int, batch: int) -> None:
+        """Drop one batch of a grant, or with `NO_BATCH` all of it, for good."""
+        for name in [
+            name
+            for name, held in self.open.items()
+            if (name.incarnation, name.group, held.grant) == (incarnation, group, grant)
+            and batch in (NO_BATCH, name.batch)
+        ]:
+            del self.open[name]
+        if batch == NO_BATCH:
+            self._mark(incarnation, group, grant)
+        else:
+            self._dropped.setdefault((incarnation, group, grant), set()).add(batch)
+
+    def _mark(self, incarnation: int, group: int, grant: int) -> None:
+        self._marks.setdefault((incarnation, group), Marks()).settle(grant)
+        self._dropped.pop((incarnation, group, grant), None)
+
+    def keep_only(self, members: set[int], kept: set[ContributionId]) -> None:
+        """Drop what departed incarnations left behind, but for contributions that still count."""
+        for name in [n for n in self.open if n.incarnation not in members and n not in kept]:
+            del self.open[name]
+        needed = members | {name.incarnation for name in kept}
+        self._marks = {owner: marks for owner, marks in self._marks.items() if owner[0] in needed}
+        self._dropped = {key: batches for key, batches in self._dropped.items() if key[0] in needed}
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of gradients that wait for their update."""
+        return sum(
+            payload.nbytes for held in self.open.values() for payload in held.payloads.values()
+        )

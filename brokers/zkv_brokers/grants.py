@@ -1,0 +1,135 @@
+"""What a server sends to workers: blocks of granted versions, under byte credits.
+
+A granted version stays pinned, bit for bit, until the worker says that it has all of it (or is no
+member any more); a commit in between writes new arrays. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zkv import control as c
+from zkv import data_messages as d
+from zkv.dtypes import Array
+from zkv.window import Window
+from zkv.wire import BlockSpec
+from zkv_brokers.store import Pinned, Store, spans
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """Send this data message, and the payload beside it, to the worker with this incarnation."""
+
+    incarnation: int
+    message: d.Data
+    payload: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One block of a grant: the values as granted, or a copy of a few keys of them."""
+
+    message: d.Block
+    payload: Array
+    pinned: Pinned | None
+
+
+class Grants:
+    """All grants that are not fully received, and one window of byte credits for each worker."""
+
+    def __init__(self, store: Store, *, window_bytes: int) -> None:
+        self.window_bytes = window_bytes
+        self._store = store
+        self._open: dict[tuple[int, int, int], dict[int, _Piece]] = {}
+        self._windows: dict[int, Window[_Piece]] = {}
+        self._reachable: set[int] = set()
+        self._again: list[tuple[int, _Piece]] = []
+
+    def greet(self, incarnation: int) -> None:
+        """Note that there is a route to this worker; nothing is sent before."""
+        self._reachable.add(incarnation)
+
+    def add(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
+        """Pin the blocks of a grant as they are now and queue them for the worker."""
+        pieces: dict[int, _Piece] = {}
+        window = self._windows.setdefault(entry.incarnation, Window(self.window_bytes))
+        for block in blocks:
+            piece = self._piece(entry, block)
+            pieces[block.bid] = piece
+            window.offer((entry.group, entry.grant, block.bid), piece.payload.nbytes, piece)
+        if pieces:
+            self._open[entry.incarnation, entry.group, entry.grant] = pieces
+
+    def _piece(self, entry: c.Grant, block: BlockSpec) -> _Piece:
+        pinned = self._store.blocks[block.bid].current
+        wanted = [kid for kid in block.kids if kid in set(entry.kids)] if entry.kids else block.kids
+        kids = [] if wanted == block.kids else wanted
+        message = d.Block(
+            server=block.server,
+            incarnation=entry.incarnation,
+            group=entry.group,
+            grant=entry.grant,
+            version=entry.version,
+            bid=block.bid,
+            codec="none",
+            kids=kids,
+        )
+        if kids:
+            parts = [
+                pinned.values[a:b] for segment, a, b in spans(block) if segment.kid in set(kids)
+            ]
+            return _Piece(message, np.concatenate(parts), None)
+        pinned.pins += 1
+        return _Piece(message, pinned.values, pinned)
+
+    def got(
+        self, incarnation: int, group: int, grant: int, bids: Sequence[int], now: float
+    ) -> None:
+        """The worker has these blocks: free their credit and unpin them."""
+        window = self._windows.get(incarnation)
+        pieces = self._open.get((incarnation, group, grant), {})
+        for bid in bids:
+            if window is not None:
+                window.acknowledge((group, grant, bid), now)
+            piece = pieces.pop(bid, None)
+            if piece is not None and piece.pinned is not None:
+                piece.pinned.pins -= 1
+        if not pieces:
+            self._open.pop((incarnation, group, grant), None)
+
+    def ask(self, incarnation: int, group: int, grant: int, bids: Sequence[int]) -> None:
+        """The worker lacks these blocks: send again what has been sent before."""
+        window = self._windows.get(incarnation)
+        pieces = self._open.get((incarnation, group, grant), {})
+        for bid in bids:
+            if bid in pieces and window is not None and window.is_sent((group, grant, bid)):
+                self._again.append((incarnation, pieces[bid]))
+
+    def outgoing(self, number: int, now: float) -> list[ToWorker]:
+        """Return the blocks that may be sent now, for all workers that can be reached."""
+        out = [
+            ToWorker(incarnation, piece.message, piece.payload)
+            for incarnation, piece in self._again
+        ]
+        self._again.clear()
+        for incarnation, window in self._windows.items():
+            if incarnation in self._reachable and window.queued:
+                out += [ToWorker(incarnation, p.message, p.payload) for p in window.ready(now)]
+        return out
+
+    def keep_only(self, members: set[int]) -> None:
+        """Unpin and forget what was granted to others."""
+        for name in [name for name in self._open if name[0] not in members]:
+            for piece in self._open.pop(name).values():
+                if piece.pinned is not None:
+                    piece.pinned.pins -= 1
+        self._windows = {who: window for who, window in self._windows.items() if who in members}
+        self._reachable &= members
+
+    @property
+    def pinned_versions(self) -> int:
+        """How many different model versions somebody still has to receive."""
+        return len({p.message.version for pieces in self._open.values() for p in pieces.values()})

@@ -1,0 +1,369 @@
+"""One group of keys with one version: its synchronizer, and what its decisions mean for the log.
+
+The synchronizer knows workers and grants; this knows contributions, who holds them, credits and
+pinned versions, and turns each decision into log entries and messages to workers, in order. A
+decision that has to wait (for square sums, for credit) holds the later ones of its group back.
+Pure: what is decided is collected in `Decisions`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from zkv import control as c
+from zkv import events as e
+from zkv.marks import Marks
+from zkv.policy import SyncPolicy
+from zkv.sync import Synchronizer
+from zkv.wire import MODEL, NO_BATCH, ContributionId
+
+CANCELLED = "cancelled: the update happened without it"
+
+
+class Decisions:
+    """What one turn of the broker has decided: entries for the log, messages for workers."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.first_index = index
+        self.entries: list[c.Entry] = []
+        self.messages: list[tuple[int, c.Message]] = []
+
+    @property
+    def index(self) -> int:
+        """The index that the next entry will have."""
+        return self.first_index + len(self.entries)
+
+    def log(self, entry: c.Entry) -> None:
+        """Append an entry to the log."""
+        self.entries.append(entry)
+
+    def tell(self, incarnation: int, message: c.Message) -> None:
+        """Send a message to the worker with this incarnation, after the entries so far are logged."""
+        self.messages.append((incarnation, message))
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A contribution on its way: who holds it, and whether the synchronizer has been told."""
+
+    contribution: ContributionId
+    number: int
+    grant: int = 0
+    weight: float = 0.0
+    finished: bool = False
+    held: set[int] = field(default_factory=set)
+    void: str = ""
+    arrived: bool = False
+
+
+@dataclass(slots=True)
+class Pins:
+    """Which model versions are on their way to workers; at most `versions_max` at a time (rule 3)."""
+
+    versions_max: int
+    by_grant: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+    def admits(self, version: int) -> bool:
+        """Return whether one more grant may pin this version."""
+        versions = set(self.by_grant.values())
+        return version in versions or len(versions) < self.versions_max
+
+    def release(self, incarnation: int) -> None:
+        """Forget all grants of a worker that is gone."""
+        self.by_grant = {name: v for name, v in self.by_grant.items() if name[0] != incarnation}
+
+
+class Group:
+    """The model (group 0) or one plain key, from joins and finishes to commits and grants."""
+
+    def __init__(
+        self,
+        group: int,
+        policy: SyncPolicy,
+        *,
+        members_min: int,
+        servers: Iterable[int],
+        pins: Pins,
+    ) -> None:
+        self.group = group
+        self.sync = Synchronizer(policy, members_min=members_min)
+        self.servers = frozenset(servers)
+        self.capacity: int | None = None
+        """How many contributions fit into the smallest server's budget; None: not limited."""
+        self.clips = False
+        """Whether commits need the gradient's norm over all shards first."""
+        self.incarnations: dict[int, int] = {}
+        self.arrivals: dict[ContributionId, Arrival] = {}
+        self.discarded = 0
+        self.applied = 0
+        self._pins = pins
+        self._queue: deque[e.Action] = deque()
+        self._starts: deque[e.Start] = deque()
+        self._reserved: set[tuple[int, int]] = set()
+        self._over: dict[int, Marks] = {}
+        self._arrived: dict[tuple[int, int], ContributionId] = {}
+        self._holds: dict[int, int] = {}
+        self._current: dict[int, int] = {}
+        self._summing: tuple[int, dict[int, float], set[int]] | None = None
+        self._after_sum: list[c.Entry] = []
+
+    # --- members -----------------------------------------------------------------------------
+
+    def join(self, number: int, incarnation: int, out: Decisions) -> None:
+        """A worker takes part from now on."""
+        if self.incarnations.get(number) == incarnation:
+            return
+        self.incarnations[number] = incarnation
+        self._decide(e.Joined(number), out)
+
+    def leave(self, number: int, out: Decisions) -> None:
+        """A worker has left or was lost. What it finished still counts, the rest never arrives."""
+        incarnation = self.incarnations.pop(number, None)
+        if incarnation is None:
+            return
+        for name, arrival in list(self.arrivals.items()):
+            if name.incarnation == incarnation and not arrival.arrived:
+                del self.arrivals[name]
+        self._reserved = {r for r in self._reserved if r[0] != number or r in self._arrived}
+        self._starts = deque(start for start in self._starts if start.worker != number)
+        self._over.pop(incarnation, None)
+        self._holds.pop(incarnation, None)
+        self._decide(e.Left(number), out)
+
+    def pause(self, number: int, out: Decisions) -> None:
+        """A worker waits in a barrier: no update may wait for it. Its unused grant is taken back."""
+        incarnation, grant = self.incarnations.pop(number), self._current.get(number)
+        if grant is not None and not self.is_over(incarnation, grant):
+            if (number, grant) not in self._arrived:
+                self._take_back(incarnation, number, grant, out)
+        self._starts = deque(start for start in self._starts if start.worker != number)
+        self._decide(e.Left(number), out)
+
+    def kept(self) -> list[ContributionId]:
+        """Return the contributions that have arrived and wait for their update."""
+        return [name for name, arrival in self.arrivals.items() if arrival.arrived]
+
+    def switch(self, policy: SyncPolicy, out: Decisions) -> None:
+        """Change the policy at the current version (rule 14)."""
+        self._decide(e.Switched(policy), out)
+
+    def unfinished(self, incarnation: int) -> bool:
+        """Return whether something that this worker has finished is not held everywhere yet."""
+        return any(
+            a.finished and not a.arrived
+            for n, a in self.arrivals.items()
+            if n.incarnation == incarnation
+        )
+
+    # --- contributions -----------------------------------------------------------------------
+
+    def _arrival(self, name: ContributionId, number: int, grant: int) -> Arrival:
+        return self.arrivals.setdefault(name, Arrival(name, number, grant))
+
+    def is_over(self, incarnation: int, grant: int) -> bool:
+        """Return whether what was computed under this grant is settled."""
+        marks = self._over.get(incarnation)
+        return marks is not None and grant in marks
+
+    def finish(
+        self, name: ContributionId, number: int, grant: int, weight: float, out: Decisions
+    ) -> None:
+        """The worker says that it has sent all of a contribution."""
+        if self.is_over(name.incarnation, grant):
+            self._settle(name, -1, CANCELLED, out)
+            return
+        arrival = self._arrival(name, number, grant)
+        arrival.finished, arrival.weight = True, weight
+        self._check(arrival, out)
+
+    def held(
+        self, name: ContributionId, number: int, grant: int, server: int, out: Decisions
+    ) -> None:
+        """A server says that it holds its part of a contribution."""
+        if self.is_over(name.incarnation, grant):
+            return
+        arrival = self._arrival(name, number, grant)
+        arrival.held.add(server)
+        self._check(arrival, out)
+
+    def void(
+        self, name: ContributionId, number: int, grant: int, reason: str, out: Decisions
+    ) -> None:
+        """A server's guard refuses a contribution (rule 9)."""
+        if self.is_over(name.incarnation, grant):
+            return
+        arrival = self._arrival(name, number, grant)
+        arrival.void = arrival.void or reason
+        self._check(arrival, out)
+
+    def withdraw(self, name: ContributionId, grant: int, out: Decisions) -> None:
+        """The worker takes back what it has sent of a batch; its grant stays."""
+        arrival = self.arrivals.get(name)
+        if arrival is not None and arrival.finished:
+            return
+        self.arrivals.pop(name, None)
+        out.log(c.Discard(name.incarnation, self.group, grant, name.batch))
+
+    def received(self, incarnation: int, grant: int, out: Decisions) -> None:
+        """The worker holds all blocks of a grant: its version is no longer pinned for it."""
+        version = self._pins.by_grant.pop((incarnation, self.group, grant), None)
+        if version is not None:
+            self._holds[incarnation] = version
+        self._release_starts(out)
+
+    def _check(self, arrival: Arrival, out: Decisions) -> None:
+        if arrival.arrived or not arrival.finished:
+            return
+        if arrival.void or self.servers <= arrival.held:
+            arrival.arrived = True
+            self._arrived[arrival.number, arrival.grant] = arrival.contribution
+            self._decide(e.Finished(arrival.number, arrival.grant, void=bool(arrival.void)), out)
+
+    # --- decisions ---------------------------------------------------------------------------
+
+    def _decide(self, event: e.Event, out: Decisions) -> None:
+        self._queue.extend(self.sync.handle(event))
+        self._carry_out(out)
+
+    def _carry_out(self, out: Decisions) -> None:
+        while self._queue and self._summing is None:
+            action = self._queue[0]
+            match action:
+                case e.Commit() if self.clips:
+                    self._summing = (action.version, {}, set())
+                    out.log(c.Sum(self.group, action.version, self._counted(action)))
+                    return
+                case e.Commit():
+                    self._commit(action, None, out)
+                case e.Start():
+                    self._starts.append(action)
+                case e.Cancel(worker=number, grant=grant):
+                    self._cancel(number, grant, out)
+                case e.Discard(worker=number, grant=grant):
+                    self._discard(number, grant, out)
+            self._queue.popleft()
+            self._release_starts(out)
+
+    def _find(self, number: int, grant: int) -> Arrival:
+        return self.arrivals[self._arrived[number, grant]]
+
+    def _counted(self, action: e.Commit) -> list[c.Counted]:
+        found = [self._find(one.worker, one.grant) for one in action.contributions]
+        return [c.Counted(arrival.contribution, arrival.weight) for arrival in found]
+
+    def _commit(self, action: e.Commit, square_sum: float | None, out: Decisions) -> None:
+        counted = self._counted(action)
+        out.log(c.Commit(self.group, action.version, counted, square_sum))
+        for one in counted:
+            self._settle(one.contribution, action.version, "", out)
+        self.applied += len(counted)
+
+    def square_sums(self, server: int, message: c.SquareSums, out: Decisions) -> None:
+        """A server's answer to `Sum`; with the last one the commit is written."""
+        if (
+            self._summing is None
+            or self._summing[0] != message.version
+            or server in self._summing[2]
+        ):
+            return
+        _, by_block, answered = self._summing
+        by_block.update(dict(message.blocks))
+        answered.add(server)
+        if self.servers <= answered:
+            total = sum(by_block[bid] for bid in sorted(by_block))
+            action = self._queue.popleft()
+            self._summing = None
+            if isinstance(action, e.Commit):
+                self._commit(action, total, out)
+            for entry in self._after_sum:
+                out.log(entry)
+            self._after_sum.clear()
+            self._carry_out(out)
+
+    def log_between_commits(self, entry: c.Entry, out: Decisions) -> None:
+        """Write an entry, but never between a `Sum` and its commit."""
+        if self._summing is None:
+            out.log(entry)
+        else:
+            self._after_sum.append(entry)
+
+    def _settle(self, name: ContributionId, version: int, why: str, out: Decisions) -> None:
+        arrival = self.arrivals.pop(name, None)
+        if arrival is not None:
+            self._reserved.discard((arrival.number, arrival.grant))
+            self._arrived.pop((arrival.number, arrival.grant), None)
+            if arrival.arrived:
+                self._over.setdefault(name.incarnation, Marks()).settle(arrival.grant)
+        out.tell(name.incarnation, c.Settled([(self.group, name.batch, version, why)]))
+
+    def _cancel(self, number: int, grant: int, out: Decisions) -> None:
+        self._take_back(self.incarnations[number], number, grant, out)
+
+    def _take_back(self, incarnation: int, number: int, grant: int, out: Decisions) -> None:
+        self._reserved.discard((number, grant))
+        self._over.setdefault(incarnation, Marks()).settle(grant)
+        self._pins.by_grant.pop((incarnation, self.group, grant), None)
+        self._starts = deque(s for s in self._starts if (s.worker, s.grant) != (number, grant))
+        out.log(c.Discard(incarnation, self.group, grant, NO_BATCH))
+        out.tell(incarnation, c.Cancel(self.group, grant))
+        for name in [
+            n for n, a in self.arrivals.items() if n.incarnation == incarnation and a.grant == grant
+        ]:
+            self._settle(name, -1, CANCELLED, out)
+
+    def _discard(self, number: int, grant: int, out: Decisions) -> None:
+        arrival = self._find(number, grant)
+        name = arrival.contribution
+        out.log(c.Discard(name.incarnation, self.group, grant, NO_BATCH))
+        self._settle(name, -1, arrival.void or "late: the update happened without it", out)
+        self.discarded += 1
+
+    def _release_starts(self, out: Decisions) -> None:
+        while self._starts and not self.held_because():
+            start = self._starts.popleft()
+            incarnation = self.incarnations.get(start.worker)
+            if incarnation is not None:
+                self._grant(start, incarnation, out)
+
+    def held_because(self) -> str:
+        """Return why the next grant has to wait though the policy allows it; "" if it need not."""
+        if self.capacity is not None and len(self._reserved) >= self.capacity:
+            return (
+                f"the servers' budget has room for {self.capacity} contributions, all of it is taken; "
+                "raise --budget or wait for the next update"
+            )
+        if self.group == MODEL and not self._pins.admits(self.sync.version):
+            return (
+                f"{self._pins.versions_max} versions of the model are still on their way to workers"
+            )
+        return ""
+
+    def _grant(self, start: e.Start, incarnation: int, out: Decisions) -> None:
+        self._reserved.add((start.worker, start.grant))
+        self._current[start.worker] = start.grant
+        version = self.sync.version
+        follow = self.group == MODEL and self._holds.get(incarnation) != version
+        if follow:
+            self._pins.by_grant[incarnation, self.group, start.grant] = version
+            out.log(c.Grant(incarnation, self.group, start.grant, version, []))
+        clocks = self.sync.clocks
+        message = c.Granted(
+            group=self.group,
+            grant=start.grant,
+            version=version,
+            bytes_follow=follow,
+            clock=clocks[start.worker],
+            slowest=min(clocks.values()),
+            fastest=max(clocks.values()),
+            index=out.index,
+            kids=[],
+            token=0,
+        )
+        out.tell(incarnation, message)
+
+    def need(self) -> int:
+        """Return how many contributions must fit into a server at once for this policy to go on."""
+        policy, live = self.sync.policy, len(self.sync.live)
+        return max(1, live if policy.threshold is None else min(policy.threshold, live))

@@ -1,0 +1,154 @@
+"""Who is there: the workers and servers that the broker knows, their numbers and incarnations.
+
+A number is a place (a worker's rank, a server's index) and may be taken again; an incarnation is one
+life of one process and never comes back. Knows no sockets; time comes in as `now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from zkv import control as c
+from zkv.errors import NameInUse, Refused, ZkvError
+
+INCARNATIONS_PER_TERM = 1 << 20
+
+
+@dataclass(slots=True)
+class Worker:
+    """A member: `peer` is the instance number of its process, `number` its place in sums."""
+
+    peer: int
+    number: int
+    incarnation: int
+    hello: c.WorkerHello
+    barrier: int = 0
+    barrier_token: int = 0
+    leaving: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.number} ({self.hello.name!r} on {self.hello.host}, pid {self.hello.pid})"
+        )
+
+
+@dataclass(slots=True)
+class Server:
+    """A server: `index` is the place of its shard."""
+
+    peer: int
+    index: int
+    hello: c.ServerHello
+    index_sent: int = 0
+    """Log entries below this have been queued for it."""
+
+    def __str__(self) -> str:
+        return f"server {self.index} ({self.hello.name!r} at {self.hello.address}, pid {self.hello.pid})"
+
+
+@dataclass(slots=True)
+class Members:
+    """All members of one broker's life. `servers_wanted` are waited for before anybody begins."""
+
+    term: int
+    servers_wanted: int
+    world_min: int = 1
+    workers: dict[int, Worker] = field(default_factory=dict)
+    """By incarnation."""
+    servers: dict[int, Server] = field(default_factory=dict)
+    """By index."""
+    by_peer: dict[int, Worker | Server] = field(default_factory=dict)
+    epoch: int = 0
+    _count: int = 0
+    _world: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all servers that were asked for are here."""
+        return len(self.servers) >= self.servers_wanted
+
+    @property
+    def world(self) -> int:
+        """The number of workers: as stated by anybody, else as many as are here."""
+        return max(self._world, self.world_min, len(self.training()))
+
+    @property
+    def expected(self) -> int:
+        """How many workers the start line waits for."""
+        return max(self._world, self.world_min)
+
+    def training(self) -> list[Worker]:
+        """Return the members that train (observers only read), in the order of their numbers."""
+        return sorted(
+            (w for w in self.workers.values() if not w.hello.observer),
+            key=lambda worker: worker.number,
+        )
+
+    def numbered(self, number: int) -> Worker | None:
+        """Return the training member with this number."""
+        return next((w for w in self.training() if w.number == number), None)
+
+    def named(self, name: str) -> Worker | None:
+        """Return the member with this name."""
+        return next((w for w in self.workers.values() if w.hello.name == name), None)
+
+    def admit(self, peer: int, hello: c.WorkerHello) -> Worker | ZkvError:
+        """Make a worker a member, or say why it cannot be one."""
+        if self.named(hello.name) is not None:
+            return NameInUse(
+                f"a live worker already has the name {hello.name!r}; choose another, or stop that one"
+            )
+        taken = {w.number for w in self.training()}
+        if hello.rank in taken and not hello.observer:
+            other = self.numbered(hello.rank)
+            return Refused(
+                f"rank {hello.rank} is taken by {other}; every worker needs its own RANK"
+            )
+        self._count += 1
+        if hello.observer:
+            number = 1_000_000 + self._count
+        else:
+            number = hello.rank if hello.rank >= 0 else next(self._free(taken))
+            self._world = max(self._world, hello.world)
+        worker = Worker(peer, number, self.term * INCARNATIONS_PER_TERM + self._count, hello)
+        self.workers[worker.incarnation] = worker
+        self.by_peer[peer] = worker
+        self.epoch += 1
+        return worker
+
+    @staticmethod
+    def _free(taken: set[int]) -> Iterator[int]:
+        number = 0
+        while True:
+            if number not in taken:
+                yield number
+            number += 1
+
+    def enrol(self, peer: int, hello: c.ServerHello) -> Server | ZkvError:
+        """Give a server its index, or say why there is no place for it."""
+        same = next((s for s in self.servers.values() if s.hello.address == hello.address), None)
+        if same is not None:
+            return NameInUse(
+                f"{same} already announced the address {hello.address}; give this server another port"
+            )
+        if self.complete:
+            return Refused(
+                f"all {self.servers_wanted} servers of this broker are here already; "
+                f"start the broker with --servers {self.servers_wanted + 1} to use one more"
+            )
+        index = next(index for index in range(self.servers_wanted) if index not in self.servers)
+        server = Server(peer, index, hello)
+        self.servers[index] = server
+        self.by_peer[peer] = server
+        return server
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker that has left or was lost."""
+        self.workers.pop(worker.incarnation, None)
+        self.by_peer.pop(worker.peer, None)
+        self.epoch += 1
+
+    def incarnations(self) -> list[int]:
+        """Return the incarnations of all members."""
+        return sorted(self.workers)

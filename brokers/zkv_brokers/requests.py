@@ -1,0 +1,203 @@
+"""Answers of the router that need only a look at its state: welcomes, pulls, status, checks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from zkv import control as c
+from zkv.errors import ProtocolError, Refused, UnknownKey
+from zkv.placement import imbalance
+from zkv.wire import MODEL, PULLS, ContributionId
+from zkv_brokers import reasons
+from zkv_brokers.group import Decisions, Group
+from zkv_brokers.members import Worker
+
+if TYPE_CHECKING:
+    from zkv_brokers.router import Router
+
+
+def welcome(router: Router, worker: Worker) -> c.Welcome:
+    """Return what a new member needs to know."""
+    members = router.members
+    return c.Welcome(
+        number=worker.number,
+        incarnation=worker.incarnation,
+        rank=worker.number,
+        world=members.world,
+        term=members.term,
+        servers=[
+            c.ServerAt(s.index, s.hello.name, s.hello.address) for s in members.servers.values()
+        ],
+        data_address=router.config.data_address,
+        policy=str(router.policy),
+    )
+
+
+def check_owner(name: ContributionId, worker: Worker) -> None:
+    """Check that a contribution is of the worker that speaks of it."""
+    if name.incarnation != worker.incarnation:
+        raise ProtocolError(f"{worker} spoke of a contribution of incarnation {name.incarnation}")
+
+
+def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> None:
+    """Grant a read of some keys (none named: the whole model) at one point of the log (rule 4)."""
+    layout = router.layout
+    kids = (
+        sorted({layout.kid(key) for key in message.keys}) if message.keys else layout.kids_in(MODEL)
+    )
+    if not kids:
+        raise UnknownKey("there is no model yet: nothing was initialised, or all keys are plain")
+    model = router.groups.get(MODEL)
+    version = model.sync.version if model is not None else 0
+    out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids))
+    clocks = model.sync.clocks if model is not None else {}
+    granted = c.Granted(
+        group=PULLS,
+        grant=message.token,
+        version=version,
+        bytes_follow=True,
+        clock=clocks.get(worker.number, 0),
+        slowest=min(clocks.values(), default=0),
+        fastest=max(clocks.values(), default=0),
+        index=out.index,
+        kids=kids,
+        token=message.token,
+    )
+    out.tell(worker.incarnation, granted)
+
+
+def number(text: str, setting: str) -> float:
+    """Return a setting's number.
+
+    Raises:
+        Refused: it is none, or negative or not finite.
+    """
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise Refused(f"{setting}={text!r} is not a number") from error
+    if not math.isfinite(value) or value < 0:
+        raise Refused(f"{setting}={text!r} must be finite and not negative")
+    return value
+
+
+def contribution_bytes(router: Router) -> list[int]:
+    """Return the bytes of one contribution to the model at each server."""
+    per_server = [0] * router.config.servers
+    for block in router.layout.blocks_in(MODEL):
+        per_server[block.server] += router.layout.block_bytes(block)
+    return per_server
+
+
+def capacity(router: Router) -> int | None:
+    """Return how many contributions fit into the servers' budgets (rule 11); None if any number."""
+    rooms = [
+        router.members.servers[index].hello.budget_bytes // size
+        for index, size in enumerate(contribution_bytes(router))
+        if size and router.members.servers[index].hello.budget_bytes
+    ]
+    return min(rooms, default=None)
+
+
+def budget_text(router: Router, group: Group) -> str:
+    """Return which server's budget is too small for the policy, with both figures."""
+    sizes = contribution_bytes(router)
+    index = min(
+        (i for i, size in enumerate(sizes) if size),
+        key=lambda i: router.members.servers[i].hello.budget_bytes // sizes[i],
+    )
+    server = router.members.servers[index]
+    return (
+        f"{server} has a budget of {server.hello.budget_bytes} bytes for contributions, but policy "
+        f"{router.policy} with {len(group.sync.live)} workers needs {group.need()} x {sizes[index]} = "
+        f"{group.need() * sizes[index]} bytes there; start servers with a larger --budget, or more servers"
+    )
+
+
+def why_waiting(router: Router, worker: Worker) -> str:
+    """Return why a worker has no grant, or why its barrier is closed; "" if it does not wait."""
+    group = router.groups.get(MODEL)
+    if worker.incarnation in router._begun:
+        return (
+            "the values of the model are not at every server yet: the initialiser is still sending"
+            if router.catalog.pending
+            else "nothing is initialised yet: no worker has called init"
+        )
+
+    def silent_s(other: Worker) -> float:
+        return router._silent_s(other.peer)
+
+    if worker.barrier_token:
+        behind = [w for w in router.members.training() if w.barrier < worker.barrier]
+        return reasons.workers_missing(router.members) or "barrier {} waits for {}".format(
+            worker.barrier,
+            ", ".join(map(str, behind[:4])) or "contributions on their way to the servers",
+        )
+    for number, one in router.groups.items():
+        if number == MODEL and one is group:
+            what = "the next batch"
+        else:
+            kids = router.layout.kids_in(number)
+            what = f"key {router.layout.entries[kids[0]].spec.key!r}" if kids else f"group {number}"
+        reason = reasons.blocked(one, worker, router.members, silent_s, what)
+        if reason:
+            return reason
+    return ""
+
+
+def status(router: Router) -> dict[str, Any]:
+    """Return how things stand, as plain data for `zkv status --json`."""
+    model = router.groups.get(MODEL)
+    members = router.members
+    clocks = dict(model.sync.clocks) if model is not None else {}
+    layout = router.layout
+    return {
+        "broker": router.config.address,
+        "term": members.term,
+        "policy": str(router.policy),
+        "optimizer": str(router.model_spec),
+        "failed": router.failed.reason if router.failed is not None else None,
+        "version": model.sync.version if model is not None else 0,
+        "log_entries": len(router.entries),
+        "keys": len(layout.kid_of),
+        "plain_keys": len(router.groups) - (model is not None),
+        "servers_wanted": members.servers_wanted,
+        "waiting": reasons.servers_missing(members, router.config.address)
+        or reasons.workers_missing(members),
+        "imbalance": round(
+            imbalance(
+                list(layout.blocks.values()), router.config.servers, lambda b: layout.block_bytes(b)
+            ),
+            4,
+        ),
+        "servers": [
+            {
+                "index": server.index,
+                "name": server.hello.name,
+                "address": server.hello.address,
+                "host": server.hello.host,
+                "pid": server.hello.pid,
+                "last_heard_s": round(router._silent_s(server.peer), 3),
+                "value_bytes": sum(
+                    layout.block_bytes(b)
+                    for b in layout.blocks.values()
+                    if b.server == server.index
+                ),
+            }
+            for server in members.servers.values()
+        ],
+        "workers": [
+            {
+                "number": worker.number,
+                "name": worker.hello.name,
+                "host": worker.hello.host,
+                "pid": worker.hello.pid,
+                "observer": worker.hello.observer,
+                "clock": clocks.get(worker.number, 0),
+                "last_heard_s": round(router._silent_s(worker.peer), 3),
+                "waiting": why_waiting(router, worker),
+            }
+            for worker in members.workers.values()
+        ],
+    }

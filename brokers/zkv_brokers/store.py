@@ -1,0 +1,301 @@
+"""The values that one server holds: blocks, optimizer state, and how a commit changes them.
+
+A block's values are immutable while somebody still has to receive them (rule 3): a commit then
+writes a new array, and only writes in place where no version is pinned. Knows no sockets and no log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zkv.dtypes import Array, DType, narrow, widen
+from zkv.layout import Layout
+from zkv.optim import Rule, init_slots, square_sum, update
+from zkv.optimizer_spec import OptimizerSpec, optimizer
+from zkv.sums import divided, tree_sum, weighted
+from zkv.wire import MODEL, BlockSpec, Segment
+
+PLAIN_DEFAULT = "assign"
+MODEL_DEFAULT = "sgd:lr=0.01"
+
+
+@dataclass(slots=True)
+class Pinned:
+    """One version of a block's values, and how many receivers still need it."""
+
+    values: Array
+    pins: int = 0
+
+
+@dataclass(slots=True)
+class BlockState:
+    """A block on its server: stored values, wide master copy if the dtype is a half, state, counts."""
+
+    current: Pinned
+    master: Array | None
+    rule: str = ""
+    slots: tuple[Array, ...] = ()
+    counts: dict[int, int] = field(default_factory=dict)
+    """How many updates each key in the block has had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one contribution says of one block: its payload (None: all keys skipped), who is skipped."""
+
+    weight: float
+    payload: Array | None
+    skipped: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbouring segments that are updated by one kernel call: elements `[start, stop)`."""
+
+    start: int
+    stop: int
+    rule: Rule
+    lr: float
+    count: int
+    divisor: float
+
+
+@dataclass(slots=True)
+class Settings:
+    """The optimizers in force: for the model, and for plain keys."""
+
+    model: OptimizerSpec
+    plain: OptimizerSpec
+
+    @staticmethod
+    def default() -> Settings:
+        """Return the settings of a cluster that was told nothing."""
+        return Settings(optimizer(MODEL_DEFAULT), optimizer(PLAIN_DEFAULT))
+
+
+class Store:
+    """The blocks of one server. `layout` is shared with the shard that drives this."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.settings = Settings.default()
+        self.blocks: dict[int, BlockState] = {}
+        self._own_rules: dict[str, OptimizerSpec] = {}
+        self._rules: dict[int, tuple[OptimizerSpec, Rule, float]] = {}
+
+    def configure(self, settings: Settings) -> None:
+        """Use these optimizers from the next commit on."""
+        self.settings = settings
+        self._rules.clear()
+
+    def _rule_for(self, kid: int) -> tuple[OptimizerSpec, Rule, float]:
+        found = self._rules.get(kid)
+        if found is None:
+            spec = self.spec_for(kid)
+            found = self._rules[kid] = (spec, *spec.for_key(self.layout.entries[kid].spec.key))
+        return found
+
+    def put(self, block: BlockSpec, payload: Array) -> None:
+        """Set a block's first values (flat, stored dtype)."""
+        dtype = self.layout.dtype(block)
+        master = widen(payload, dtype).copy() if dtype.half else None
+        self.blocks[block.bid] = BlockState(
+            Pinned(payload), master, counts=dict.fromkeys(block.kids, 0)
+        )
+
+    def split_out(self, kid: int, before: BlockSpec, bid: int) -> None:
+        """Move one key's values out of bucket `before` into block `bid` (the key trains alone now)."""
+        self._rules.pop(kid, None)
+        state = self.blocks[before.bid]
+        (span,) = [(start, stop) for segment, start, stop in spans(before) if segment.kid == kid]
+        rest = [slice(start, stop) for segment, start, stop in spans(before) if segment.kid != kid]
+
+        def taken(array: Array) -> Array:
+            return array[span[0] : span[1]].copy()
+
+        def left(array: Array) -> Array:
+            return np.concatenate([array[cut] for cut in rest]) if rest else array[:0].copy()
+
+        self.blocks[bid] = BlockState(
+            Pinned(taken(state.current.values)),
+            None if state.master is None else taken(state.master),
+            state.rule,
+            tuple(taken(slot) for slot in state.slots),
+            {kid: state.counts.pop(kid)},
+        )
+        state.current = Pinned(left(state.current.values))
+        state.master = None if state.master is None else left(state.master)
+        state.slots = tuple(left(slot) for slot in state.slots)
+
+    def spec_for(self, kid: int) -> OptimizerSpec:
+        """Return the optimizer that updates this key: its own, or the one for its group."""
+        text = self.layout.entries[kid].spec.rule
+        if text:
+            if text not in self._own_rules:
+                self._own_rules[text] = optimizer(text)
+            return self._own_rules[text]
+        return self.settings.model if self.layout.group_of[kid] == MODEL else self.settings.plain
+
+    def aggregate(self, block: BlockSpec, shares: Sequence[Share]) -> Array | None:
+        """Return the reduced gradient of a block in its wide dtype, or None if all skip all of it.
+
+        The weighted sum over the fixed tree of rule 15, divided once where the key's `reduce` is
+        mean. All keys of a block have the same `reduce`, by the way that buckets are made.
+        """
+        dtype = self.layout.dtype(block)
+        mean = self.reduces_by_mean(block)
+
+        def term(at: int) -> Array | None:
+            share = shares[at]
+            if share.payload is None:
+                return None
+            wide = widen(share.payload, dtype)
+            if mean:
+                return weighted(wide, share.weight)
+            return wide if wide is not share.payload else wide.copy()
+
+        with np.errstate(all="ignore"):
+            return tree_sum(term, len(shares))
+
+    def reduces_by_mean(self, block: BlockSpec) -> bool:
+        """Return whether contributions to this block are averaged by weight (else added)."""
+        kid = block.segments[0].kid
+        spec = self.layout.entries[kid].spec
+        return (spec.reduce or ("mean" if self.layout.group_of[kid] == MODEL else "sum")) == "mean"
+
+    def square_sums(self, block: BlockSpec, shares: Sequence[Share], version: int) -> float:
+        """Return Σ g² (float64) of the reduced gradient, over the keys that will be updated."""
+        total = self.aggregate(block, shares)
+        if total is None:
+            return 0.0
+        return sum(
+            square_sum(divided(total[run.start : run.stop], run.divisor))
+            for run in self._runs(block, shares, version)
+        )
+
+    def commit(
+        self,
+        block: BlockSpec,
+        shares: Sequence[Share],
+        version: int,
+        scale: Callable[[OptimizerSpec], float],
+    ) -> bool:
+        """Apply one update to a block; `version` is the model's before it. Return whether it changed.
+
+        `scale(spec)` is the factor of global-norm clipping (1.0 for none).
+        """
+        total = self.aggregate(block, shares)
+        if total is None:
+            return False
+        dtype = self.layout.dtype(block)
+        state = self.blocks[block.bid]
+        runs = list(self._runs(block, shares, version))
+        self._prepare(state, runs, dtype)
+        if state.current.pins:
+            state.current = Pinned(state.current.values.copy())
+        values = state.current.values
+        for run in runs:
+            cut = slice(run.start, run.stop)
+            gradient = divided(total[cut], run.divisor)
+            factor = scale(self.spec_for(block.segments[0].kid))
+            if factor != 1.0:
+                gradient = gradient * gradient.dtype.type(factor)
+            self._apply(state, values, cut, gradient, run, dtype)
+        return True
+
+    def _apply(
+        self, state: BlockState, values: Array, cut: slice, gradient: Array, run: _Run, dtype: DType
+    ) -> None:
+        if run.rule.name == "assign":
+            values[cut] = narrow(gradient, dtype)
+            if state.master is not None:
+                state.master[cut] = gradient
+            return
+        target = values if state.master is None else state.master
+        part, slots = target[cut], tuple(slot[cut] for slot in state.slots)
+        update(run.rule, part, slots, gradient, lr=run.lr, count=run.count, out=(part, slots))
+        if state.master is not None:
+            values[cut] = narrow(part, dtype)
+
+    def _prepare(self, state: BlockState, runs: Sequence[_Run], dtype: DType) -> None:
+        """Make fresh state where the rule is not the one that the state belongs to."""
+        for run in runs:
+            if state.rule != run.rule.name:
+                wide = state.master if state.master is not None else state.current.values
+                if wide.dtype != dtype.wide:
+                    wide = widen(wide, dtype)
+                state.rule, state.slots = run.rule.name, init_slots(run.rule, wide)
+
+    def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[_Run]:
+        """Yield the runs of keys that this update changes, neighbours that are alike joined."""
+        mean = self.reduces_by_mean(block)
+        everyone = float(np.sum(np.asarray([share.weight for share in shares], dtype=np.float64)))
+        state = self.blocks[block.bid]
+        pending: _Run | None = None
+        all_present = all(share.payload is not None and not share.skipped for share in shares)
+        rates: dict[int, float] = {}
+        for segment, start, stop in spans(block):
+            present = shares if all_present else present_in(shares, segment.kid)
+            if not present:
+                continue
+            if not mean:
+                divisor = 1.0
+            elif all_present or self.layout.entries[segment.kid].spec.absent == "zero":
+                divisor = everyone
+            else:
+                divisor = float(np.sum(np.asarray([s.weight for s in present], dtype=np.float64)))
+            spec, rule, lr_factor = self._rule_for(segment.kid)
+            if id(spec) not in rates:
+                rates[id(spec)] = spec.lr_at(version)
+            if state.rule not in ("", rule.name):
+                state.counts[segment.kid] = 0
+            run = _Run(
+                start,
+                stop,
+                rule,
+                rates[id(spec)] * lr_factor,
+                state.counts[segment.kid] + 1,
+                divisor,
+            )
+            if pending is not None and _alike(pending, run):
+                pending = _Run(pending.start, stop, rule, run.lr, run.count, divisor)
+                continue
+            if pending is not None:
+                yield pending
+            pending = run
+        if pending is not None:
+            yield pending
+
+    def count(self, block: BlockSpec, shares: Sequence[Share]) -> None:
+        """Note that the keys that anybody contributed to have had one more update."""
+        counts = self.blocks[block.bid].counts
+        for segment in block.segments:
+            if present_in(shares, segment.kid):
+                counts[segment.kid] += 1
+
+
+def present_in(shares: Sequence[Share], kid: int) -> list[Share]:
+    """Return the shares that hold a gradient for this key."""
+    return [share for share in shares if share.payload is not None and kid not in share.skipped]
+
+
+def _alike(one: _Run, two: _Run) -> bool:
+    return (one.stop, one.rule, one.lr, one.count, one.divisor) == (
+        two.start,
+        two.rule,
+        two.lr,
+        two.count,
+        two.divisor,
+    )
+
+
+def spans(block: BlockSpec) -> Iterator[tuple[Segment, int, int]]:
+    """Yield each segment of a block with its element range inside the block."""
+    start = 0
+    for segment in block.segments:
+        stop = start + segment.stop - segment.start
+        yield segment, start, stop
+        start = stop

@@ -1,0 +1,1 @@
+"""Sockets and loops that brokers and workers share; knows no policy and no parameter."""

@@ -1,0 +1,1 @@
+"""Gradient codecs: pure and composable, importable alone; they know no socket, loop or clock."""

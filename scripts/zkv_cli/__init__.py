@@ -1,0 +1,1 @@
+"""The zkv command: reads configuration and starts roles; decides nothing about training."""

@@ -1,0 +1,305 @@
+"""The asyncio worker: the same verbs as the blocking one, for code that has a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from zkv.dtypes import Array
+from zkv.errors import Cancelled, Closed, ZkvError
+from zkv_workers import faces
+from zkv_workers import signals as s
+from zkv_workers.driver import Driver
+from zkv_workers.faces import Clock, Key, Ledger
+from zkv_workers.model import BatchState, check_weight, session_config
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class AsyncBatch:
+    """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
+
+    def __init__(self, worker: AsyncWorker, weight: float) -> None:
+        self._worker = worker
+        self._weight = check_weight(weight)
+        self._state: BatchState | None = None
+        self._fate: asyncio.Future[s.Fate] | None = None
+        self._withdrawn = False
+        self._clock: Clock | None = None
+
+    @property
+    def _open(self) -> BatchState:
+        if self._state is None:
+            raise RuntimeError(
+                "use the batch inside its block: `async with worker.batch() as batch:`"
+            )
+        return self._state
+
+    @property
+    def params(self) -> dict[Key, Array]:
+        """The model at `version`: fresh arrays by key, yours to change."""
+        return self._open.params()
+
+    def __getitem__(self, key: Key) -> Array:
+        return self._open.params()[key]
+
+    @property
+    def version(self) -> int:
+        """The model version that this batch computes on."""
+        return self._open.version
+
+    @property
+    def number(self) -> int:
+        """This worker's own count of begun batches, from 1."""
+        return self._open.number
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the policy has cancelled this batch: going on is wasted work."""
+        return self._open.cancelled
+
+    def push(self, key: Key, gradient: Any) -> None:
+        """Hand over one key's gradient; a plain function that returns at once (see `Batch.push`)."""
+        state = self._open
+        state.check()
+        for bid, payload in state.packer.add(key, gradient):
+            self._worker._driver.feed(s.SendBlock(state.number, bid, payload))
+
+    @property
+    def outcome(self) -> str:
+        """ "open" inside the block, then "pending", "committed", "cancelled", "discarded" or "withdrawn"."""
+        if self._withdrawn:
+            return "withdrawn"
+        if self._fate is None:
+            return "open"
+        return self._fate.result().outcome if self._fate.done() else "pending"
+
+    async def wait(self) -> str:
+        """Wait until the batch is settled and return its outcome."""
+        if self._fate is not None:
+            await asyncio.shield(self._fate)
+        return self.outcome
+
+    async def __aenter__(self) -> AsyncBatch:
+        if self._state is not None:
+            raise RuntimeError("a batch is used once; ask the worker for the next one")
+        ledger = self._worker._ledger
+        ledger.raise_refused()
+        waiting = Clock(ledger, "wait_s")
+        grant = await self._worker._driver.call(s.Begin)
+        waiting.stop()
+        self._state = BatchState(grant, self._weight)
+        self._worker._batches[grant.batch] = self._state
+        self._clock = Clock(ledger, "compute_s")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        state, worker = self._open, self._worker
+        if self._clock is not None:
+            self._clock.stop()
+        worker._batches.pop(state.number, None)
+        if error is not None and not isinstance(error, Cancelled):
+            self._withdrawn = True
+            worker._driver.feed(s.Withdraw(state.number))
+            return False
+        if not state.cancelled:
+            for bid, payload in state.packer.rest():
+                worker._driver.feed(s.SendBlock(state.number, bid, payload))
+        skipped = state.packer.skipped()
+        self._fate = worker._driver.call(
+            lambda token: s.Finish(token, state.number, state.weight, skipped)
+        )
+        self._fate.add_done_callback(worker._settled)
+        return error is not None
+
+
+class AsyncWorker:
+    """A member of a cluster, for asyncio. Made by `zkv.aio.connect`; use it with `async with`."""
+
+    def __init__(
+        self, broker: str | None = None, *, route: str | None = None, **options: Any
+    ) -> None:
+        self._config = session_config(broker, **options)
+        self._route = route or os.environ.get("ZKV_ROUTE", "direct")
+        self._ledger = Ledger()
+        self._batches: dict[int, BatchState] = {}
+        self._member: s.Membership | None = None
+        self._made: Driver | None = None
+
+    @property
+    def _driver(self) -> Driver:
+        if self._made is None:
+            raise Closed(
+                "the worker is not connected: `async with zkv.aio.connect(...) as worker:`"
+            )
+        return self._made
+
+    async def connect(self) -> AsyncWorker:
+        """Join the cluster.
+
+        Raises:
+            ClusterNotReady: it is not complete within `connect_timeout_s`; the text says who is missing.
+        """
+        self._made = Driver(self._config, route=self._route)
+        self._made.cancelled = self._cancelled
+        try:
+            self._member = await self._made.call(s.Join)
+        except BaseException:
+            self._made.close()
+            raise
+        return self
+
+    def _cancelled(self, batch: int) -> None:
+        state = self._batches.get(batch)
+        if state is not None:
+            state.cancelled = True
+
+    def _settled(self, fate: asyncio.Future[s.Fate]) -> None:
+        if not fate.cancelled() and fate.exception() is None:
+            error = faces.refusal(fate.result())
+            if error is not None:
+                self._ledger.refused.append(error)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number: its place in sums, and its rank if it was given one."""
+        return self._joined.number
+
+    @property
+    def world(self) -> int:
+        """How many workers take part, as stated at the start, or as were here when this one joined."""
+        return self._joined.world
+
+    @property
+    def _joined(self) -> s.Membership:
+        if self._member is None:
+            raise Closed(
+                "the worker is not connected: `async with zkv.aio.connect(...) as worker:`"
+            )
+        return self._member
+
+    async def init(
+        self,
+        params: Any,
+        *,
+        rule: str = "",
+        reduce: str = "",
+        allow_nan: bool = False,
+        absent: str = "zero",
+        plain: bool = False,
+    ) -> None:
+        """Initialise keys: the first worker's values count, the others get them (see `Worker.init`)."""
+        await self._driver.call(
+            lambda token: faces.initialise(
+                token,
+                params,
+                rule=rule,
+                reduce=reduce,
+                allow_nan=allow_nan,
+                absent=absent,
+                plain=plain,
+            )
+        )
+
+    def batch(self, weight: float = 1.0) -> AsyncBatch:
+        """Return the next mini-batch, of `weight` samples, as an async context manager."""
+        return AsyncBatch(self, weight)
+
+    def push(self, key: Key, value: Any, *, weight: float = 1.0) -> asyncio.Future[str]:
+        """Push one key by itself; returns at once, the future has the outcome."""
+        self._ledger.raise_refused()
+        key, flat, number = faces.plain_push(self._driver, key, value, weight)
+        fate = self._driver.call(lambda token: s.PushPlain(token, key, flat, number))
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        fate.add_done_callback(lambda done: _outcome(done, outcome))
+        return outcome
+
+    async def pull(self, keys: Any = None) -> Any:
+        """Return a key's value, a dict for a list of keys, or the whole model (see `Worker.pull`)."""
+        self._ledger.raise_refused()
+        wanted = faces.keys_of(keys)
+        arrays = faces.pulled(await self._driver.call(lambda token: s.Pull(token, wanted)), wanted)
+        return arrays[wanted[0]] if isinstance(keys, str | int) else arrays
+
+    async def pushpull(self, key: Key, value: Any, *, weight: float = 1.0) -> Array:
+        """Push one key and return its value once the push is part of it."""
+        outcome = self.push(key, value, weight=weight)
+        array: Array = await self.pull(key)
+        await outcome
+        return array
+
+    async def barrier(self) -> None:
+        """Wait until every worker is here and all that was finished before has arrived."""
+        await self._driver.call(s.Barrier)
+
+    async def set(self, **settings: Any) -> dict[str, Any]:
+        """Change live settings (`lr`, `policy`) for all; return from which model version each holds."""
+        versions = {}
+        for name, value in settings.items():
+            reply = await self._driver.call(lambda token, n=name, v=value: s.Ask(token, n, str(v)))  # type: ignore[misc]
+            versions[name] = reply["version"]
+        return versions
+
+    async def status(self) -> dict[str, Any]:
+        """Return how the cluster stands, as `zkv status --json` prints it."""
+        plain: Mapping[str, Any] = await self._driver.call(s.Ask)
+        return dict(plain)
+
+    def stats(self) -> dict[str, Any]:
+        """Return this worker's own figures: batches, outcomes, seconds, bytes."""
+        return faces.stats(self._driver, self._ledger)
+
+    async def leave(self) -> None:
+        """Stop taking part: what was finished still counts, nobody waits for this worker any more."""
+        if self._made is None:
+            return
+        try:
+            await asyncio.wait_for(self._made.call(s.Leave), CLOSE_TIMEOUT_S)
+        except (ZkvError, TimeoutError):
+            # The broker is gone or busy: it will notice that nothing is heard of this worker.
+            return
+
+    async def close(self) -> None:
+        """Leave and close all sockets, in bounded time."""
+        await self.leave()
+        if self._made is not None:
+            self._made.close()
+
+    async def __aenter__(self) -> AsyncWorker:
+        return await self.connect()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _outcome(fate: asyncio.Future[s.Fate], outcome: asyncio.Future[str]) -> None:
+    if outcome.done():
+        return
+    if fate.cancelled():
+        outcome.cancel()
+        return
+    error = fate.exception() or faces.refusal(fate.result())
+    if error is not None:
+        outcome.set_exception(error)
+        # Whoever does not await the outcome is told at the next call; no "never retrieved" warning.
+        outcome.exception()
+    else:
+        outcome.set_result(fate.result().outcome)
+
+
+def connect(broker: str | None = None, *, route: str | None = None, **options: Any) -> AsyncWorker:
+    """Return a worker to be entered with `async with` (see `zkv.connect` for the arguments)."""
+    return AsyncWorker(broker, route=route, **options)

@@ -1,0 +1,415 @@
+"""The blocking worker: for ordinary training loops. Its I/O runs beside them, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from zkv.dtypes import Array
+from zkv.errors import Cancelled, Closed, WaitTimeout, ZkvError
+from zkv_net.loop import loop_factory
+from zkv_workers import faces
+from zkv_workers import signals as s
+from zkv_workers.driver import Driver
+from zkv_workers.faces import Clock, Key, Ledger
+from zkv_workers.model import BatchState, check_weight, session_config
+
+Result = TypeVar("Result")
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Pushed:
+    """A plain push on its way. `result()` waits until it is settled."""
+
+    def __init__(self, future: concurrent.futures.Future[s.Fate]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Return whether the push is settled."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> str:
+        """Return "committed", "cancelled" or "discarded".
+
+        Raises:
+            PushRefused: a guard refused it; key and reason are named.
+            WaitTimeout: it is not settled within `timeout_s`.
+        """
+        fate = _result(self._future, timeout_s, "the fate of a push")
+        error = faces.refusal(fate)
+        if error is not None:
+            raise error
+        return fate.outcome
+
+
+class Batch:
+    """One mini-batch: a context manager. Entering waits until the policy lets it begin."""
+
+    def __init__(self, worker: Worker, weight: float) -> None:
+        self._worker = worker
+        self._weight = check_weight(weight)
+        self._state: BatchState | None = None
+        self._fate: concurrent.futures.Future[s.Fate] | None = None
+        self._withdrawn = False
+        self._clock: Clock | None = None
+
+    @property
+    def _open(self) -> BatchState:
+        if self._state is None:
+            raise RuntimeError("use the batch inside its block: `with worker.batch() as batch:`")
+        return self._state
+
+    @property
+    def params(self) -> dict[Key, Array]:
+        """The model at `version`: fresh arrays by key, yours to change."""
+        return self._open.params()
+
+    def __getitem__(self, key: Key) -> Array:
+        return self._open.params()[key]
+
+    @property
+    def version(self) -> int:
+        """The model version that this batch computes on."""
+        return self._open.version
+
+    @property
+    def number(self) -> int:
+        """This worker's own count of begun batches, from 1."""
+        return self._open.number
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the policy has cancelled this batch: going on is wasted work."""
+        return self._open.cancelled
+
+    def push(self, key: Key, gradient: Any) -> None:
+        """Hand over one key's gradient (mean over the batch's samples); returns at once.
+
+        The array is copied, so it may be changed as soon as this returns.
+
+        Raises:
+            Cancelled: the batch no longer counts; the `with` block swallows it.
+            UnknownKey, KeyMismatch: not a key of the model, pushed twice, wrong shape or dtype.
+        """
+        state = self._open
+        state.check()
+        for bid, payload in state.packer.add(key, gradient):
+            self._worker._feed(s.SendBlock(state.number, bid, payload))
+
+    @property
+    def outcome(self) -> str:
+        """ "open" inside the block, then "pending", "committed", "cancelled", "discarded" or "withdrawn"."""
+        if self._withdrawn:
+            return "withdrawn"
+        if self._fate is None:
+            return "open"
+        return self._fate.result().outcome if self._fate.done() else "pending"
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Wait until the batch is settled and return its outcome.
+
+        Raises:
+            WaitTimeout: it is not settled within `timeout_s`.
+        """
+        if self._fate is not None:
+            _result(self._fate, timeout_s, f"the fate of batch {self.number}")
+        return self.outcome
+
+    def __enter__(self) -> Batch:
+        if self._state is not None:
+            raise RuntimeError("a batch is used once; ask the worker for the next one")
+        ledger = self._worker._ledger
+        ledger.raise_refused()
+        waiting = Clock(ledger, "wait_s")
+        grant = self._worker._call(s.Begin)
+        waiting.stop()
+        self._state = BatchState(grant, self._weight)
+        self._worker._batches[grant.batch] = self._state
+        self._clock = Clock(ledger, "compute_s")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        state, worker = self._open, self._worker
+        if self._clock is not None:
+            self._clock.stop()
+        worker._batches.pop(state.number, None)
+        if error is not None and not isinstance(error, Cancelled):
+            self._withdrawn = True
+            worker._feed(s.Withdraw(state.number))
+            return False
+        if not state.cancelled:
+            for bid, payload in state.packer.rest():
+                worker._feed(s.SendBlock(state.number, bid, payload))
+        skipped = state.packer.skipped()
+        self._fate = worker._start(
+            lambda token: s.Finish(token, state.number, state.weight, skipped)
+        )
+        worker._watch(self._fate)
+        return error is not None
+
+
+class Worker:
+    """A member of a cluster, for blocking code. Made by `zkv.connect`; use it as a context manager.
+
+    Calls may come from any one thread at a time. It does not survive a fork.
+    """
+
+    def __init__(
+        self, broker: str | None = None, *, route: str | None = None, **options: Any
+    ) -> None:
+        self._config = session_config(broker, **options)
+        self._ledger = Ledger()
+        self._batches: dict[int, BatchState] = {}
+        self._pid = os.getpid()
+        self._left = False
+        self._loop = loop_factory()()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="zkv-worker", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._driver: Driver = self._on_loop(lambda: self._make_driver(route))
+            self._member: s.Membership = self._call(s.Join)
+        except BaseException:
+            self._left = True
+            self._stop()
+            raise
+        atexit.register(self.close)
+
+    async def _make_driver(self, route: str | None) -> Driver:
+        driver = Driver(self._config, route=route or os.environ.get("ZKV_ROUTE", "direct"))
+        driver.cancelled = self._cancelled
+        return driver
+
+    def _on_loop(self, make: Callable[[], Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result()
+
+    def _cancelled(self, batch: int) -> None:
+        state = self._batches.get(batch)
+        if state is not None:
+            state.cancelled = True
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed(
+                "this worker belongs to the process that connected; connect again after a fork"
+            )
+        if self._left or self._loop.is_closed():
+            raise Closed("the worker has left")
+
+    def _feed(self, event: s.Input) -> None:
+        self._check()
+        self._loop.call_soon_threadsafe(self._driver.feed, event)
+
+    def _start(self, make: Callable[[int], s.Input]) -> concurrent.futures.Future[Any]:
+        self._check()
+        outer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def begin() -> None:
+            inner = self._driver.call(make)
+            inner.add_done_callback(lambda done: _copy(done, outer))
+            outer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(inner.cancel))
+
+        self._loop.call_soon_threadsafe(begin)
+        return outer
+
+    def _call(self, make: Callable[[int], s.Input]) -> Any:
+        future = self._start(make)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _watch(self, fate: concurrent.futures.Future[s.Fate]) -> None:
+        def settled(done: concurrent.futures.Future[s.Fate]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                error = faces.refusal(done.result())
+                if error is not None:
+                    self._ledger.refused.append(error)
+
+        fate.add_done_callback(settled)
+
+    # --- what users call ---------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's number: its place in sums, and its rank if it was given one."""
+        return self._member.number
+
+    @property
+    def world(self) -> int:
+        """How many workers take part, as stated at the start, or as were here when this one joined."""
+        return self._member.world
+
+    @property
+    def name(self) -> str:
+        """This worker's name."""
+        return self._config.name
+
+    def init(
+        self,
+        params: Any,
+        *,
+        rule: str = "",
+        reduce: str = "",
+        allow_nan: bool = False,
+        absent: str = "zero",
+        plain: bool = False,
+    ) -> None:
+        """Initialise keys: the first worker's values count, the others get them.
+
+        Args:
+            params: a dict of arrays, a state_dict, or the path of a safetensors file. Two names of
+                one array are tied: one key with two names.
+            rule: an optimizer for just these keys, such as "sgd:lr=0.1"; "" for the broker's.
+            reduce: "sum" or "mean"; "" for mean inside batches and sum for plain pushes.
+            allow_nan: whether gradients may hold NaN and Inf.
+            absent: what a batch without a gradient for a key means: "zero", or "out" of the mean.
+            plain: these keys are pushed by themselves, outside of batches.
+
+        Raises:
+            KeyMismatch: the keys were initialised otherwise; the key and both specs are named.
+        """
+        self._call(
+            lambda token: faces.initialise(
+                token,
+                params,
+                rule=rule,
+                reduce=reduce,
+                allow_nan=allow_nan,
+                absent=absent,
+                plain=plain,
+            )
+        )
+
+    def batch(self, weight: float = 1.0) -> Batch:
+        """Return the next mini-batch, of `weight` samples, as a context manager."""
+        return Batch(self, weight)
+
+    def push(self, key: Key, value: Any, *, weight: float = 1.0) -> Pushed:
+        """Push one key by itself, to be combined with the other workers' pushes; returns at once."""
+        self._check()
+        self._ledger.raise_refused()
+        key, flat, number = faces.plain_push(self._driver, key, value, weight)
+        return Pushed(self._start(lambda token: s.PushPlain(token, key, flat, number)))
+
+    def pull(self, keys: Any = None) -> Any:
+        """Return a key's value, a dict for a list of keys, or the whole model as one version.
+
+        Fresh arrays, yours to change. Own plain pushes of these keys are waited for first, so that
+        under BSP the pull after a push has what all workers have pushed.
+
+        Raises:
+            UnknownKey: a key was never initialised.
+            WaitTimeout: it did not come in time; the text says who is missing.
+        """
+        self._ledger.raise_refused()
+        wanted = faces.keys_of(keys)
+        arrays = faces.pulled(self._call(lambda token: s.Pull(token, wanted)), wanted)
+        return arrays[wanted[0]] if isinstance(keys, str | int) else arrays
+
+    def pushpull(self, key: Key, value: Any, *, weight: float = 1.0) -> Array:
+        """Push one key and return its value once the push is part of it."""
+        pushed = self.push(key, value, weight=weight)
+        array: Array = self.pull(key)
+        pushed.result()
+        return array
+
+    def barrier(self) -> None:
+        """Wait until every worker is here and all that was finished before has arrived."""
+        self._call(s.Barrier)
+
+    def set(self, **settings: Any) -> dict[str, Any]:
+        """Change live settings (`lr`, `policy`) for all; return from which model version each holds."""
+        return {
+            name: self._call(lambda token, n=name, v=value: s.Ask(token, n, str(v)))["version"]  # type: ignore[misc]
+            for name, value in settings.items()
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return how the cluster stands, as `zkv status --json` prints it."""
+        plain: Mapping[str, Any] = self._call(s.Ask)
+        return dict(plain)
+
+    def stats(self) -> dict[str, Any]:
+        """Return this worker's own figures: batches, outcomes, seconds, bytes."""
+        self._check()
+        return faces.stats(self._driver, self._ledger)
+
+    def leave(self) -> None:
+        """Stop taking part: what was finished still counts, nobody waits for this worker any more."""
+        if self._left or os.getpid() != self._pid:
+            return
+        future = self._start(s.Leave)
+        self._left = True
+        try:
+            future.result(CLOSE_TIMEOUT_S)
+        except (ZkvError, TimeoutError, concurrent.futures.CancelledError):
+            # The broker is gone or busy: it will notice that nothing is heard of this worker.
+            return
+
+    def close(self) -> None:
+        """Leave, and end the I/O thread, in bounded time. A second call does nothing."""
+        if os.getpid() != self._pid or self._loop.is_closed():
+            return
+        self.leave()
+        self._stop()
+        atexit.unregister(self.close)
+
+    def _stop(self) -> None:
+        if hasattr(self, "_driver"):
+            done = threading.Event()
+
+            def end() -> None:
+                self._driver.close()
+                done.set()
+
+            self._loop.call_soon_threadsafe(end)
+            done.wait(CLOSE_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _copy(source: asyncio.Future[Any], target: concurrent.futures.Future[Any]) -> None:
+    if source.cancelled():
+        target.cancel()
+    elif target.set_running_or_notify_cancel():
+        error = source.exception()
+        if error is not None:
+            target.set_exception(error)
+        else:
+            target.set_result(source.result())
+
+
+def _result(future: concurrent.futures.Future[Any], timeout_s: float | None, what: str) -> Any:
+    try:
+        return future.result(timeout_s)
+    except concurrent.futures.TimeoutError:
+        if future.done():
+            raise
+        raise WaitTimeout(f"{what} is not known after {timeout_s} s") from None

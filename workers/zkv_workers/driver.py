@@ -1,0 +1,165 @@
+"""The worker's driver: sockets and futures around a `Session`, on an event loop. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+
+from zkv.data_messages import decode_data, encode_data
+from zkv.errors import Closed, ProtocolError, VersionMismatch
+from zkv.wire import split_route
+from zkv_net import loop as net
+from zkv_net.sockets import FdSocket, connect, new_socket
+from zkv_workers import signals as s
+from zkv_workers.session import Session, SessionConfig
+
+log = logging.getLogger("zkv.worker")
+TICK_S = 0.05
+LINGER_MS = 500
+ROUTES = ("direct", "broker")
+
+
+class Driver:
+    """Carries out what a session says. All methods must be called on the loop that it was made on."""
+
+    def __init__(self, config: SessionConfig, *, route: str = "direct") -> None:
+        if route not in ROUTES:
+            raise ValueError(f"route {route!r} is none of {', '.join(ROUTES)}")
+        net.resolvable(config.broker)
+        self.session = Session(config, instance=net.instance_number())
+        self.cancelled: Callable[[int], None] = lambda batch: None
+        self._route = route
+        self._loop = asyncio.get_running_loop()
+        self._tokens = itertools.count(1)
+        self._futures: dict[int, asyncio.Future[Any]] = {}
+        self._context: zmq.Context[Any] = zmq.Context(1)
+        self._data: dict[int, FdSocket] = {}
+        socket = new_socket(self._context, zmq.DEALER, data=False)
+        try:
+            connect(socket, config.broker)
+        except BaseException:
+            socket.close(linger=0)
+            self._context.term()
+            raise
+        self._control = FdSocket(socket, self._from_broker)
+        self._closed = False
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    # --- calls -------------------------------------------------------------------------------
+
+    def call(self, make: Callable[[int], s.Input]) -> asyncio.Future[Any]:
+        """Give the session a call; the future has its answer. Cancelling it only stops the waiting."""
+        token = next(self._tokens)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._closed:
+            future.set_exception(Closed("the worker was closed"))
+            return future
+        self._futures[token] = future
+        future.add_done_callback(lambda done: self._given_up(token, done))
+        self.feed(make(token))
+        return future
+
+    def _given_up(self, token: int, future: asyncio.Future[Any]) -> None:
+        self._futures.pop(token, None)
+        if future.cancelled() and not self._closed:
+            self.feed(s.GiveUp(token))
+
+    def feed(self, event: s.Input) -> None:
+        """Give the session an input and carry out what it says."""
+        if self._closed:
+            return
+        for action in self.session.handle(event, self._loop.time()):
+            match action:
+                case s.SendControl(frame):
+                    self._control.send([frame])
+                case s.SendData(server, message, payload):
+                    self._send_data(server, encode_data(message), payload)
+                case s.Connect(servers, broker_data):
+                    self._connect(dict(servers), broker_data)
+                case s.Answer(token, value):
+                    future = self._futures.pop(token, None)
+                    if future is not None and not future.done():
+                        future.set_result(value)
+                case s.Fail(token, error):
+                    future = self._futures.pop(token, None)
+                    if future is not None and not future.done():
+                        future.set_exception(error)
+                case s.CancelBatch(batch):
+                    self.cancelled(batch)
+                case s.Narrate(level, text):
+                    log.log(logging.getLevelName(level.upper()), "%s", text)
+                case s.Broken(error):
+                    log.log(
+                        logging.DEBUG if isinstance(error, Closed) else logging.ERROR, "%s", error
+                    )
+
+    # --- sockets -----------------------------------------------------------------------------
+
+    def _connect(self, servers: dict[int, str], broker_data: str) -> None:
+        for socket in set(self._data.values()):
+            socket.close()
+        if self._route == "broker":
+            socket = self._dial(broker_data)
+            self._data = dict.fromkeys(servers, socket)
+        else:
+            self._data = {index: self._dial(address) for index, address in servers.items()}
+
+    def _dial(self, address: str) -> FdSocket:
+        socket = new_socket(self._context, zmq.DEALER, data=True)
+        connect(socket, address)
+        return FdSocket(socket, self._from_server)
+
+    def _send_data(self, server: int, header: bytes, payload: Any) -> None:
+        socket = self._data.get(server)
+        if socket is None:
+            return
+        frames: list[Any] = (
+            [b"", header] if self._route == "direct" else [server.to_bytes(2, "big"), b"", header]
+        )
+        if payload is not None:
+            frames.append(payload.view(np.uint8))
+        socket.send(frames)
+
+    def _from_broker(self, frames: list[zmq.Frame]) -> None:
+        try:
+            self.feed(s.FromBroker(frames[-1].bytes))
+        except VersionMismatch as error:
+            self.session.fail(error)
+            self.feed(s.Tick())
+
+    def _from_server(self, frames: list[zmq.Frame]) -> None:
+        try:
+            _, rest = split_route(frames)
+            payload = None if len(rest) == 1 else np.frombuffer(rest[1].buffer, dtype=np.uint8)
+            message = decode_data(rest[0].buffer, None if payload is None else payload.nbytes)
+        except ProtocolError as error:
+            log.warning("dropped a data message: %s", error)
+            return
+        self.feed(s.FromServer(message, payload))
+
+    def _tick(self) -> None:
+        if not self._closed:
+            self._timer = self._loop.call_later(TICK_S, self._tick)
+            self.feed(s.Tick())
+
+    def close(self) -> None:
+        """Close all sockets in bounded time and fail what still waits."""
+        if self._closed:
+            return
+        self._closed = True
+        self._timer.cancel()
+        self._control.close(LINGER_MS)
+        for socket in set(self._data.values()):
+            socket.close(LINGER_MS)
+        self._context.destroy(linger=LINGER_MS)
+        for future in list(self._futures.values()):
+            if not future.done():
+                future.set_exception(Closed("the worker was closed"))
+                future.exception()
+        self._futures.clear()

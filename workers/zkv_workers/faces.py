@@ -1,0 +1,107 @@
+"""What the blocking and the asyncio worker have in common: answers turned into what users see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zkv.dtypes import Array, dtype_of, stored_view
+from zkv.errors import PushRefused
+from zkv.layout import check_key
+from zkv_workers import signals as s
+from zkv_workers.driver import Driver
+from zkv_workers.model import as_arrays, check_weight, specs_of
+from zkv_workers.packing import check_gradient, to_host, unpack
+
+Key = str | int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where a worker's time has gone, in seconds, and the guard's word on pushes that it refused."""
+
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    refused: list[PushRefused] = field(default_factory=list)
+
+    def raise_refused(self) -> None:
+        """Raise the first refusal that nobody has been told of."""
+        if self.refused:
+            raise self.refused.pop(0)
+
+
+def keys_of(keys: Any) -> tuple[Key, ...]:
+    """Return the keys of a pull: one key, a sequence of keys, or None for the whole model."""
+    if keys is None:
+        return ()
+    if isinstance(keys, str | int):
+        return (check_key(keys),)
+    if isinstance(keys, Sequence | Mapping | set | frozenset):
+        return tuple(check_key(key) for key in keys)
+    raise TypeError(f"pull takes a key or a list of keys, not {type(keys).__name__}")
+
+
+def pulled(values: s.Values, keys: tuple[Key, ...]) -> dict[Key, Array]:
+    """Return fresh arrays by key: those asked for, or all names of the model."""
+    arrays = unpack(values.layout, values.kids, values.blocks, values.parts)
+    return {key: arrays[key] for key in keys} if keys else arrays
+
+
+def initialise(
+    token: int, params: Any, *, rule: str, reduce: str, allow_nan: bool, absent: str, plain: bool
+) -> s.Initialise:
+    """Return the session's input for `init`."""
+    specs, values = specs_of(
+        as_arrays(params), rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent
+    )
+    return s.Initialise(token, tuple(specs), values, plain)
+
+
+def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key, Array, float]:
+    """Check a plain push and take a copy of its value, so that the caller's array is free at once.
+
+    Raises:
+        UnknownKey, KeyMismatch: the key was never initialised, or shape or dtype differ.
+    """
+    key = check_key(key)
+    array = to_host(value)
+    layout = driver.session.layout
+    check_gradient(layout, key, layout.kid(key), array)
+    return key, stored_view(array, dtype_of(array)).copy(), check_weight(weight)
+
+
+def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
+    """Return a worker's figures as plain data: counts, seconds, bytes."""
+    session = driver.session
+    counts = session.counts
+    return {
+        "name": session.config.name,
+        "batches": counts["batches"],
+        "outcomes": {name: counts[name] for name in ("committed", "discarded", "cancelled")},
+        "pulls": counts["pulls"],
+        "plain_pushes": counts["plain"],
+        "wait_s": round(ledger.wait_s, 6),
+        "compute_s": round(ledger.compute_s, 6),
+        "bytes_up": session.uploads.bytes_sent,
+        "bytes_down": session.downloads.bytes_received,
+        "bytes_unacknowledged": session.uploads.unacknowledged(),
+    }
+
+
+def refusal(fate: s.Fate) -> PushRefused | None:
+    """Return the error for a contribution that a guard refused."""
+    return PushRefused(fate.why) if fate.outcome == "discarded" else None
+
+
+class Clock:
+    """Adds the time between `start` and `stop` to a ledger's field."""
+
+    def __init__(self, ledger: Ledger, name: str) -> None:
+        self._ledger, self._name, self._since = ledger, name, time.monotonic()
+
+    def stop(self) -> None:
+        """Add the seconds since this clock was made."""
+        spent = time.monotonic() - self._since
+        setattr(self._ledger, self._name, getattr(self._ledger, self._name) + spent)

@@ -1,0 +1,206 @@
+"""What both faces of a worker share: specs of a user's arrays, a batch, and where settings come from."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zkv.dtypes import Array, dtype_of, stored_view
+from zkv.errors import Cancelled, ConfigError
+from zkv.layout import check_key
+from zkv.wire import MODEL, KeySpec
+from zkv_workers import signals as s
+from zkv_workers.packing import Packer, to_host, unpack
+from zkv_workers.session import SessionConfig
+
+Key = str | int
+
+
+def as_arrays(params: Any) -> dict[Key, Array]:
+    """Return the arrays of a dict, a PyTorch state_dict or a safetensors file, by key, in order.
+
+    Raises:
+        TypeError: none of these, or a value that is no array.
+        OSError: the file cannot be read.
+    """
+    if isinstance(params, str | os.PathLike):
+        from safetensors.numpy import load_file
+
+        params = load_file(os.fspath(params))
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            f"init takes a dict of arrays, a state_dict or the path of a safetensors file, not {type(params).__name__}"
+        )
+    return {check_key(key): _as_array(key, value) for key, value in params.items()}
+
+
+def _as_array(key: object, value: Any) -> Array:
+    if hasattr(value, "detach") and hasattr(value, "cpu"):
+        return _from_torch(value)
+    array = to_host(value)
+    if isinstance(array, bool | int | float):
+        array = np.asarray(array)
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"key {key!r}: init takes arrays, not {type(value).__name__}")
+    return array
+
+
+def _from_torch(tensor: Any) -> Array:
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        import ml_dtypes
+        import torch
+
+        bits: Array = tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        return bits
+    array: Array = tensor.numpy()
+    return array
+
+
+def specs_of(
+    arrays: Mapping[Key, Array],
+    *,
+    rule: str = "",
+    reduce: str = "",
+    allow_nan: bool = False,
+    absent: str = "zero",
+) -> tuple[list[KeySpec], dict[Key, Array]]:
+    """Return the specs of arrays and their flat values; a second name of one array becomes a tie.
+
+    Raises:
+        TypeError: a dtype that does not travel.
+    """
+    specs: list[KeySpec] = []
+    values: dict[Key, Array] = {}
+    seen: dict[tuple[Any, ...], Key] = {}
+    for key, array in arrays.items():
+        try:
+            dtype = dtype_of(array)
+        except TypeError as error:
+            raise TypeError(f"key {key!r}: {error}") from None
+        place = (
+            (array.ctypes.data, array.shape, array.strides, dtype.name) if array.size else (key,)
+        )
+        tied = seen.setdefault(place, key)
+        specs.append(
+            KeySpec(
+                key=key,
+                dtype=dtype.name,
+                shape=tuple(array.shape),
+                reduce=reduce,
+                rule=rule,
+                allow_nan=allow_nan,
+                absent=absent,
+                same_as=None if tied == key else tied,
+            )
+        )
+        if tied == key:
+            values[key] = stored_view(array, dtype).copy()
+    return specs, values
+
+
+class BatchState:
+    """One mini-batch being computed: the values that it began with, and the gradients so far."""
+
+    def __init__(self, grant: s.Grant, weight: float) -> None:
+        layout = grant.layout
+        kids = layout.kids_in(MODEL)
+        self.number = grant.batch
+        self.version = grant.version
+        self.clock = grant.clock
+        self.weight = weight
+        self.cancelled = False
+        self.began = time.monotonic()
+        self._params: dict[Key, Array] | None = None
+        self._layout = layout
+        self._kids = kids
+        self._blocks = grant.blocks
+        self.packer = Packer(layout, kids)
+
+    def params(self) -> dict[Key, Array]:
+        """Return the model as fresh writable arrays (the same ones at every call).
+
+        Raises:
+            Cancelled: the batch no longer counts.
+        """
+        self.check()
+        if self._params is None:
+            self._params = unpack(self._layout, self._kids, self._blocks)
+        return self._params
+
+    def check(self) -> None:
+        """Raise Cancelled if the batch no longer counts."""
+        if self.cancelled:
+            raise Cancelled(f"batch {self.number} was cancelled: the update happened without it")
+
+
+def check_weight(weight: float) -> float:
+    """Return a batch's weight as a float.
+
+    Raises:
+        ValueError: negative, not finite, or not a number.
+    """
+    number = float(weight)
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"weight {weight!r}: it counts samples, so it is finite and not negative")
+    return number
+
+
+def session_config(
+    broker: str | None,
+    *,
+    name: str | None = None,
+    rank: int | None = None,
+    world: int | None = None,
+    observer: bool = False,
+    **patience: float,
+) -> SessionConfig:
+    """Return a worker's settings: arguments first, then ZKV_BROKER, RANK, WORLD_SIZE and friends.
+
+    Raises:
+        ConfigError: no broker is named, or a variable is not a number.
+    """
+    address = broker or os.environ.get("ZKV_BROKER")
+    if not address:
+        raise ConfigError(
+            "no broker is named: call zkv.connect('tcp://host:5555'), set ZKV_BROKER, or start with `zkv run`"
+        )
+    where = -1 if observer else _first_number(rank, ("ZKV_RANK", "RANK"), -1)
+    size = 0 if observer else _first_number(world, ("ZKV_WORLD_SIZE", "WORLD_SIZE"), 0)
+    host = socket.gethostname()[:200] or "?"
+    role = "observer" if observer else "worker"
+    default = (
+        f"{role}-{where}"
+        if where >= 0
+        else f"{role}-{host}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
+    )
+    return SessionConfig(
+        name=name or os.environ.get("ZKV_NAME") or default,
+        broker=address,
+        rank=where,
+        world=size,
+        observer=observer,
+        host=host,
+        pid=os.getpid(),
+        **patience,  # type: ignore[arg-type]
+    )
+
+
+def _first_number(given: int | None, variables: Sequence[str], default: int) -> int:
+    if given is not None:
+        return given
+    for variable in variables:
+        text = os.environ.get(variable)
+        if text:
+            try:
+                return int(text)
+            except ValueError as error:
+                raise ConfigError(
+                    f"environment variable {variable}={text!r} is not a whole number"
+                ) from error
+    return default

@@ -1,0 +1,179 @@
+"""Between a user's arrays and blocks: gradients are packed into blocks, values are unpacked from them.
+
+Each copy happens here and only once. What is packed is the project's own memory, so the caller may
+do what it likes with its array as soon as the call returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zkv.dtypes import DTYPES, Array, DType, dtype_of, stored_view, user_view
+from zkv.errors import KeyMismatch
+from zkv.layout import Layout
+from zkv.wire import BlockSpec
+
+Key = str | int
+
+
+def to_host(array: Any) -> Any:
+    """Return a NumPy array: CuPy's are copied from the GPU (on its current stream, then waited for)."""
+    if hasattr(array, "__cuda_array_interface__") and hasattr(array, "get"):
+        return array.get()
+    return array
+
+
+def check_gradient(layout: Layout, key: Key, kid: int, array: Array) -> DType:
+    """Check a pushed array against its key's spec and return the dtype.
+
+    Raises:
+        KeyMismatch: shape or dtype differ; both sides' are named. Nothing is broadcast or cast.
+    """
+    spec = layout.entries[kid].spec
+    if not isinstance(array, np.ndarray):
+        raise KeyMismatch(f"key {key!r}: push takes a NumPy array, not {type(array).__name__}")
+    dtype = dtype_of(array)
+    if tuple(array.shape) != tuple(spec.shape):
+        raise KeyMismatch(
+            f"key {key!r}: shape {tuple(spec.shape)} expected, given {tuple(array.shape)}"
+        )
+    if dtype.name != spec.dtype:
+        raise KeyMismatch(
+            f"key {key!r}: dtype {spec.dtype} expected, given {dtype.name}; "
+            f"convert it with .astype({spec.dtype!r})"
+        )
+    return dtype
+
+
+class Packer:
+    """Collects the gradients of one batch into blocks, each given out as soon as it is full."""
+
+    def __init__(self, layout: Layout, kids: Sequence[int]) -> None:
+        self._layout = layout
+        self._kids = kids
+        self._allowed = frozenset(kids)
+        self._pushed: dict[int, tuple[Key, int]] = {}
+        self._buckets: dict[int, tuple[Array, set[int]]] = {}
+        self._spans: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def add(self, key: Key, array: Array) -> list[tuple[int, Array]]:
+        """Take one key's gradient; return the blocks that are complete now, as (bid, values).
+
+        Raises:
+            UnknownKey, KeyMismatch: not a key of the model, pushed before, wrong shape or dtype.
+        """
+        layout, array = self._layout, to_host(array)
+        kid = layout.kid(key)
+        if kid not in self._allowed:
+            raise KeyMismatch(
+                f"key {key!r} is pushed by itself (it has a version of its own), "
+                "so it cannot be part of a batch; use worker.push"
+            )
+        dtype = check_gradient(layout, key, kid, array)
+        if kid in self._pushed:
+            other, identity = self._pushed[kid]
+            if other != key and identity == id(array):
+                return []
+            tied = f" (it is tied to {other!r}: push the one gradient once)" if other != key else ""
+            raise KeyMismatch(f"key {key!r} was already pushed in this batch{tied}")
+        self._pushed[kid] = (key, id(array))
+        flat = stored_view(array, dtype)
+        full = []
+        for block in layout.blocks_for([kid]):
+            done = self._fill(block, kid, flat)
+            if done is not None:
+                full.append((block.bid, done))
+        return full
+
+    def _fill(self, block: BlockSpec, kid: int, flat: Array) -> Array | None:
+        if len(block.segments) == 1:
+            only = block.segments[0]
+            return flat[only.start : only.stop].copy()
+        if block.bid not in self._buckets:
+            self._buckets[block.bid] = (np.zeros(block.size, flat.dtype), set(block.kids))
+            self._spans[block.bid] = ranges(block)
+        values, missing = self._buckets[block.bid]
+        start, stop = self._spans[block.bid][kid]
+        values[start:stop] = flat
+        missing.discard(kid)
+        if missing:
+            return None
+        del self._buckets[block.bid]
+        return values
+
+    def rest(self) -> list[tuple[int, Array]]:
+        """Return the buckets in which some keys were skipped: those are zero there."""
+        rest = [(bid, values) for bid, (values, _) in sorted(self._buckets.items())]
+        self._buckets.clear()
+        return rest
+
+    def skipped(self) -> tuple[int, ...]:
+        """Return the keys that were not pushed."""
+        return tuple(kid for kid in self._kids if kid not in self._pushed)
+
+
+def ranges(block: BlockSpec) -> dict[int, tuple[int, int]]:
+    """Return each key's element range inside a bucket."""
+    found = {}
+    start = 0
+    for segment in block.segments:
+        stop = start + segment.stop - segment.start
+        found[segment.kid] = (start, stop)
+        start = stop
+    return found
+
+
+def cut(
+    layout: Layout, blocks: Iterable[BlockSpec], values: Mapping[Key, Array]
+) -> dict[int, Array]:
+    """Cut flat values of whole keys into blocks (for their initialisation)."""
+    packed = {}
+    for block in blocks:
+        parts = [values[layout.entries[s.kid].spec.key][s.start : s.stop] for s in block.segments]
+        packed[block.bid] = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
+    return packed
+
+
+def unpack(
+    layout: Layout,
+    kids: Sequence[int],
+    blocks: Mapping[int, Array],
+    parts: Mapping[int, Sequence[int]] | None = None,
+) -> dict[Key, Array]:
+    """Return fresh, writable arrays of these keys out of received blocks (flat, stored dtype).
+
+    `parts` names the keys of blocks that came in part. Names of tied keys give the same array.
+    """
+    wanted = set(kids)
+    flat: dict[int, Array] = {}
+    for kid in kids:
+        spec = layout.entries[kid].spec
+        flat[kid] = np.empty(_size(spec.shape), DTYPES[spec.dtype].stored)
+    for bid, values in blocks.items():
+        block = layout.blocks[bid]
+        present = set(parts[bid]) if parts is not None and bid in parts else set(block.kids)
+        start = 0
+        for segment in block.segments:
+            if segment.kid not in present:
+                continue
+            stop = start + segment.stop - segment.start
+            if segment.kid in wanted:
+                flat[segment.kid][segment.start : segment.stop] = values[start:stop]
+            start = stop
+    arrays = {
+        kid: user_view(values, DTYPES[layout.entries[kid].spec.dtype]).reshape(
+            layout.entries[kid].spec.shape
+        )
+        for kid, values in flat.items()
+    }
+    return {key: arrays[kid] for key, kid in layout.kid_of.items() if kid in wanted}
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size

@@ -1,0 +1,88 @@
+"""The calls that a session has not answered yet: how long they wait, for what, and when that is told.
+
+Every wait is bounded, and says for whom. Pure: time comes in as `now`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zkv.errors import ClusterNotReady, WaitTimeout
+from zkv_workers.signals import Fail, Narrate, Output
+
+if TYPE_CHECKING:
+    from zkv_workers.session import SessionConfig
+
+
+@dataclass(slots=True)
+class _Request:
+    what: str
+    since: float
+    deadline: float | None
+    narrate_at: float | None
+
+
+class Requests:
+    """Open calls by token. `reason` is the broker's last word on why this worker waits."""
+
+    def __init__(self, config: SessionConfig) -> None:
+        self.reason = ""
+        self.leaving = 0
+        self._config = config
+        self._open: dict[int, _Request] = {}
+
+    def open(self, token: int, what: str, now: float, timeout_s: float | None = -1.0) -> None:
+        """Note a call. `timeout_s` None: it is not a wait (nobody blocks); -1: the usual patience."""
+        waits = timeout_s is not None
+        patience = self._config.wait_timeout_s if timeout_s == -1.0 else timeout_s
+        self._open[token] = _Request(
+            what,
+            now,
+            None if patience is None else now + patience,
+            now + self._config.narrate_after_s if waits else None,
+        )
+
+    def close(self, token: int) -> bool:
+        """Forget a call; return whether it was open."""
+        return self._open.pop(token, None) is not None
+
+    def named(self, what: str) -> list[int]:
+        """Return the open calls whose description begins so."""
+        return [token for token, request in self._open.items() if request.what.startswith(what)]
+
+    def all(self) -> list[int]:
+        """Return all open calls, and forget them."""
+        tokens = list(self._open)
+        self._open.clear()
+        return tokens
+
+    def tick(self, now: float, *, joined: bool, heard: bool) -> list[Output]:
+        """Return what to say and which calls to end, because of the time."""
+        out: list[Output] = []
+        for token, request in list(self._open.items()):
+            if request.deadline is not None and now >= request.deadline:
+                del self._open[token]
+                text = f"{request.what} did not come within {now - request.since:.1f} s: {self._why(joined, heard)}"
+                kind = WaitTimeout if joined else ClusterNotReady
+                out.append(Fail(token, kind(text)))
+            elif request.narrate_at is not None and now >= request.narrate_at:
+                request.narrate_at = now + self._config.narrate_every_s
+                waited = now - request.since
+                out.append(
+                    Narrate(
+                        "warning",
+                        f"waiting for {request.what} for {waited:.0f} s: {self._why(joined, heard)}",
+                    )
+                )
+        return out
+
+    def _why(self, joined: bool, heard: bool) -> str:
+        if not heard:
+            return (
+                f"waiting for broker: nothing has answered at {self._config.broker}; "
+                "is it running, and is the address right?"
+            )
+        if self.reason:
+            return self.reason
+        return "it is on its way" if joined else "the broker has not let this worker in yet"

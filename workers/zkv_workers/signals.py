@@ -1,0 +1,281 @@
+"""What goes into a session and what comes out of it, as plain values.
+
+Inputs are the user's calls (each with a token that the answer will carry), messages, and the passing
+of time. Outputs are for a driver to carry out: frames to send, calls to answer, words to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zkv import data_messages as d
+from zkv.dtypes import Array
+from zkv.layout import Layout
+from zkv.wire import KeySpec
+
+Key = str | int
+
+
+# --- in --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Become a member; answered with a `Membership`."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Initialise:
+    """Initialise keys; answered when every server holds the values (mine or another's)."""
+
+    token: int
+    specs: tuple[KeySpec, ...]
+    values: Mapping[Key, Array]
+    """Flat arrays of the stored dtype, by key; ties are not in it."""
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin a batch; answered with a `Grant` when the policy allows it and all values are here."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlock:
+    """One block of the current batch's gradient, flat, stored dtype; never changed afterwards."""
+
+    batch: int
+    bid: int
+    payload: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The batch is complete; answered with its `Fate` when it is settled."""
+
+    token: int
+    batch: int
+    weight: float
+    skipped: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The batch was left by an exception: nothing of it counts, its grant stays."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushPlain:
+    """Push one key by itself; answered with its `Fate` when it is settled."""
+
+    token: int
+    key: Key
+    value: Array
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Read keys (none: the model), after my own plain pushes of them; answered with `Values`."""
+
+    token: int
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Wait until every worker is at its barrier of the same number; answered with that number."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Stop taking part after what is finished; answered when the broker has let go."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that the broker answers with plain data: a status, or a change of a setting."""
+
+    token: int
+    setting: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The caller no longer waits for this token."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromBroker:
+    """A control frame from the broker."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FromServer:
+    """A data message from a server; `payload` are its bytes as a flat uint8 array."""
+
+    message: d.Data
+    payload: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Input = (
+    Join
+    | Initialise
+    | Begin
+    | SendBlock
+    | Finish
+    | Withdraw
+    | PushPlain
+    | Pull
+    | Barrier
+    | Leave
+    | Ask
+    | GiveUp
+    | FromBroker
+    | FromServer
+    | Tick
+)
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The answer to `Join`."""
+
+    number: int
+    incarnation: int
+    world: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The answer to `Begin`: compute batch `batch` on `version`; `blocks` are its values."""
+
+    batch: int
+    grant: int
+    version: int
+    clock: int
+    slowest: int
+    fastest: int
+    blocks: Mapping[int, Array]
+    layout: Layout
+    """A copy that does not change, so that another thread may read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The answer to `Pull`: blocks (or parts of blocks: the keys of `parts`) at one point of the log."""
+
+    version: int
+    kids: tuple[int, ...]
+    blocks: Mapping[int, Array]
+    parts: Mapping[int, tuple[int, ...]]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of a contribution: the version that it is part of, or why it is in none."""
+
+    version: int | None
+    why: str
+
+    @property
+    def outcome(self) -> str:
+        """`"committed"`, `"cancelled"` or `"discarded"`."""
+        if self.version is not None:
+            return "committed"
+        return "cancelled" if self.why.startswith(("cancelled", "late")) else "discarded"
+
+
+# --- out -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendControl:
+    """Send this frame to the broker's control port."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendData:
+    """Send this to a server's data port (or to it through the broker)."""
+
+    server: int
+    message: d.Data
+    payload: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """These are the servers and where they listen; `broker_data` is for route `broker`."""
+
+    servers: tuple[tuple[int, str], ...]
+    broker_data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The call with this token has this result."""
+
+    token: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The call with this token ends with this error."""
+
+    token: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBatch:
+    """The batch that is being computed no longer counts: its next push raises."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Narrate:
+    """Say this to the user; `level` is a logging level's name."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The session is over: every later call fails with this error."""
+
+    error: Exception
+
+
+Output = SendControl | SendData | Connect | Answer | Fail | CancelBatch | Narrate | Broken

@@ -1,0 +1,185 @@
+"""A session's data: blocks on their way to servers, and blocks of grants on their way here.
+
+Pushes wait for byte credits, are sent again until acknowledged, and dropped when their contribution
+is settled. Blocks that arrive are put together by grant; what is missing for too long is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from zkv import control as c
+from zkv import data_messages as d
+from zkv.dtypes import DTYPES, Array
+from zkv.layout import Layout
+from zkv.window import Window
+from zkv.wire import BlockSpec, ContributionId
+from zkv_workers.signals import SendData
+
+EARLY_BLOCKS_MAX = 4096
+"""Blocks kept for grants that the broker has not announced yet; the rest is asked for later."""
+
+OVER_MAX = 256
+"""Grants of late that are complete or cancelled: a block of theirs that comes again is dropped."""
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A grant whose blocks are coming in."""
+
+    granted: c.Granted
+    missing: set[int]
+    touched: float
+    blocks: dict[int, Array] = field(default_factory=dict)
+    parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block is here."""
+        return not self.missing
+
+
+class Uploads:
+    """Pushed blocks, by server."""
+
+    def __init__(self, layout: Layout, *, window_bytes: int, resend_s: float) -> None:
+        self._layout = layout
+        self._window_bytes = window_bytes
+        self._resend_s = resend_s
+        self._windows: dict[int, Window[SendData]] = {}
+        self.bytes_sent = 0
+
+    def _window(self, server: int) -> Window[SendData]:
+        if server not in self._windows:
+            self._windows[server] = Window(self._window_bytes, resend_s=self._resend_s)
+        return self._windows[server]
+
+    def push(self, name: ContributionId, grant: int, bid: int, payload: Array, index: int) -> int:
+        """Queue a block; return the server that it goes to."""
+        server = self._layout.blocks[bid].server
+        message = d.Push(name, grant, bid, "none", index)
+        self._window(server).offer((name, bid), payload.nbytes, SendData(server, message, payload))
+        self.bytes_sent += payload.nbytes
+        return server
+
+    def done(self, server: int, message: d.Done) -> None:
+        """Queue the end of a contribution for one server."""
+        self._window(server).offer((message.contribution, -1), 0, SendData(server, message, None))
+
+    def acknowledged(self, message: d.Ack, now: float) -> None:
+        """A server has these."""
+        window = self._window(message.server)
+        for name, bid in message.items:
+            window.acknowledge((name, bid), now)
+
+    def forget(self, name: ContributionId) -> None:
+        """The contribution is settled: nobody needs its frames any more."""
+        for window in self._windows.values():
+            names: set[Hashable] = {
+                one for one in window.names() if isinstance(one, tuple) and one[0] == name
+            }
+            if names:
+                window.forget(names)
+
+    def ready(self, now: float) -> list[SendData]:
+        """Return what may be sent now."""
+        return [item for window in self._windows.values() for item in window.ready(now)]
+
+    @property
+    def idle(self) -> bool:
+        """Whether every frame has been acknowledged."""
+        return all(len(window) == 0 for window in self._windows.values())
+
+    def unacknowledged(self) -> dict[int, int]:
+        """Return the bytes in flight at each server."""
+        return {server: window.in_flight for server, window in self._windows.items()}
+
+    def clear(self) -> None:
+        """Drop everything (the broker started anew)."""
+        self._windows.clear()
+
+
+class Downloads:
+    """Grants whose blocks are coming in, by (group, grant)."""
+
+    def __init__(self, layout: Layout, *, ask_s: float) -> None:
+        self._layout = layout
+        self._ask_s = ask_s
+        self._open: dict[tuple[int, int], Assembly] = {}
+        self._early: dict[tuple[int, int], dict[int, tuple[d.Block, Array]]] = {}
+        self._over: deque[tuple[int, int]] = deque(maxlen=OVER_MAX)
+        self.bytes_received = 0
+
+    def expect(self, granted: c.Granted, blocks: Iterable[BlockSpec], now: float) -> Assembly:
+        """Wait for these blocks; those that came before the grant are taken in at once."""
+        assembly = Assembly(granted, {block.bid for block in blocks}, now)
+        name = (granted.group, granted.grant)
+        self._open[name] = assembly
+        for message, payload in self._early.pop(name, {}).values():
+            self._put(assembly, message, payload, now)
+        if assembly.complete:
+            self._close(name)
+        return assembly
+
+    def _close(self, name: tuple[int, int]) -> None:
+        self._open.pop(name, None)
+        self._early.pop(name, None)
+        self._over.append(name)
+
+    def take(self, message: d.Block, payload: Array, now: float) -> Assembly | None:
+        """Take a block in; return its grant if that completes it."""
+        name = (message.group, message.grant)
+        self.bytes_received += payload.nbytes
+        assembly = self._open.get(name)
+        if assembly is None:
+            if name not in self._over and sum(map(len, self._early.values())) < EARLY_BLOCKS_MAX:
+                self._early.setdefault(name, {})[message.bid] = (message, payload)
+            return None
+        self._put(assembly, message, payload, now)
+        if not assembly.complete:
+            return None
+        self._close(name)
+        return assembly
+
+    def _put(self, assembly: Assembly, message: d.Block, payload: Array, now: float) -> None:
+        block = self._layout.blocks.get(message.bid)
+        if block is None or message.bid not in assembly.missing:
+            return
+        dtype = self._layout.dtype(block)
+        kids = set(message.kids or block.kids)
+        size = sum(s.stop - s.start for s in block.segments if s.kid in kids)
+        if payload.nbytes != size * dtype.itemsize:
+            return
+        if payload.ctypes.data % dtype.itemsize:
+            payload = payload.copy()
+        assembly.blocks[message.bid] = payload.view(DTYPES[dtype.name].stored)
+        if message.kids:
+            assembly.parts[message.bid] = tuple(message.kids)
+        assembly.missing.discard(message.bid)
+        assembly.touched = now
+
+    def drop(self, group: int, grant: int) -> None:
+        """The grant no longer counts."""
+        self._close((group, grant))
+
+    def overdue(self, incarnation: int, now: float) -> list[SendData]:
+        """Return requests for blocks that have not come for too long."""
+        asks = []
+        for (group, grant), assembly in self._open.items():
+            if now - assembly.touched < self._ask_s:
+                continue
+            assembly.touched = now
+            by_server: dict[int, list[int]] = {}
+            for bid in sorted(assembly.missing):
+                by_server.setdefault(self._layout.blocks[bid].server, []).append(bid)
+            for server, bids in by_server.items():
+                asks.append(SendData(server, d.Ask(incarnation, group, grant, bids), None))
+        return asks
+
+    def clear(self) -> None:
+        """Drop everything (the broker started anew)."""
+        self._open.clear()
+        self._early.clear()
+        self._over.clear()

@@ -1,0 +1,59 @@
+"""zkv: a parameter server for the machines you have.
+
+This face is all that a user must know: `connect` (blocking) and `zkv.aio.connect` (asyncio) make a
+worker, `local` starts a small cluster for tests and notebooks. Everything is imported when it is
+first used (PEP 562), so that `import zkv` costs nothing and the core stays free of I/O.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zkv import aio as aio
+    from zkv.errors import Cancelled as Cancelled
+    from zkv.errors import ZkvError as ZkvError
+    from zkv.sums import weighted_mean as weighted_mean
+    from zkv_cli.local import local as local
+    from zkv_workers.blocking import Batch as Batch
+    from zkv_workers.blocking import Worker as Worker
+    from zkv_workers.blocking import Worker as connect
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "connect": ("zkv_workers.blocking", "Worker"),
+    "Worker": ("zkv_workers.blocking", "Worker"),
+    "Batch": ("zkv_workers.blocking", "Batch"),
+    "local": ("zkv_cli.local", "local"),
+    "weighted_mean": ("zkv.sums", "weighted_mean"),
+    "ZkvError": ("zkv.errors", "ZkvError"),
+    "Cancelled": ("zkv.errors", "Cancelled"),
+}
+_MODULES = ("aio", "errors")
+
+__all__ = [
+    "Batch",
+    "Cancelled",
+    "Worker",
+    "ZkvError",
+    "aio",
+    "connect",
+    "errors",
+    "local",
+    "weighted_mean",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        module, attribute = _WHERE[name]
+        return getattr(importlib.import_module(module), attribute)
+    if name in _MODULES:
+        return importlib.import_module(f"zkv.{name}")
+    raise AttributeError(f"module 'zkv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

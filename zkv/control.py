@@ -1,0 +1,395 @@
+"""Control messages: who says what to whom, between workers, broker and servers.
+
+Entries of the log are numbered by the order in which `Log` carries them; (term, index) names one
+entry for all time. Each struct says in one sentence who sends it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from zkv.entries import Commit as Commit
+from zkv.entries import Configure as Configure
+from zkv.entries import Counted as Counted
+from zkv.entries import Discard as Discard
+from zkv.entries import Drop as Drop
+from zkv.entries import Entry as Entry
+from zkv.entries import Epoch as Epoch
+from zkv.entries import Grant as Grant
+from zkv.entries import Init as Init
+from zkv.entries import Regroup as Regroup
+from zkv.entries import Sum as Sum
+from zkv.errors import ProtocolError
+from zkv.wire import (
+    PROTOCOL_VERSION,
+    BlockSpec,
+    ContributionId,
+    Envelope,
+    Frozen,
+    Int,
+    Key,
+    KeyEntry,
+    KeySpec,
+    Name,
+    Text,
+    UInt,
+    encode,
+    open_envelope,
+)
+
+
+class Log(Frozen, frozen=True, tag=20):
+    """Broker to server: the entries from `index` on, all decided in one turn."""
+
+    term: UInt
+    index: UInt
+    entries: list[Entry]
+
+
+# --- greetings -------------------------------------------------------------------------------
+
+
+class WorkerHello(Frozen, frozen=True, tag=30):
+    """Worker to broker: I want to take part (an observer only reads)."""
+
+    name: Name
+    rank: Int
+    world: UInt
+    observer: bool
+    host: Name
+    pid: UInt
+
+
+class ServerHello(Frozen, frozen=True, tag=31):
+    """Server to broker: I can hold a shard and listen for data at this address."""
+
+    name: Name
+    address: Name
+    budget_bytes: UInt
+    host: Name
+    pid: UInt
+    started: bool
+    """Whether it already holds a model that was granted or committed under an earlier broker."""
+
+
+class ServerAt(Frozen, frozen=True):
+    """Where a server listens."""
+
+    index: UInt
+    name: Name
+    address: Name
+
+
+class Welcome(Frozen, frozen=True, tag=32):
+    """Broker to worker: you are in, and the servers are there."""
+
+    number: UInt
+    incarnation: UInt
+    rank: UInt
+    world: UInt
+    term: UInt
+    servers: list[ServerAt]
+    data_address: Name
+    """Where route `broker` takes data; empty if the broker has no such port."""
+    policy: Name
+
+
+class ServerWelcome(Frozen, frozen=True, tag=33):
+    """Broker to server: you are number `index` of `servers`."""
+
+    index: UInt
+    servers: UInt
+    term: UInt
+
+
+class Beat(Frozen, frozen=True, tag=34):
+    """Anybody to anybody: I am alive; `at` is an opaque clock reading that `Echo` sends back."""
+
+    at: float
+
+
+class Waiting(Frozen, frozen=True, tag=35):
+    """Broker to worker: what you wait for has not happened, because of this."""
+
+    reason: Text
+
+
+class Fatal(Frozen, frozen=True, tag=36):
+    """Broker to all: the run cannot go on."""
+
+    code: Name
+    reason: Text
+
+
+class Bye(Frozen, frozen=True, tag=37):
+    """Broker to worker: your leave is complete. Worker or server to broker: I stop now."""
+
+    reason: Text
+
+
+# --- worker to broker ------------------------------------------------------------------------
+
+
+class Offer(Frozen, frozen=True, tag=40):
+    """Worker to broker: I initialise these keys; the first offer's values count."""
+
+    token: UInt
+    keys: list[KeySpec]
+    plain: bool
+
+
+class Begin(Frozen, frozen=True, tag=41):
+    """Worker to broker: grant me batches of the model from now on."""
+
+
+class Plain(Frozen, frozen=True, tag=42):
+    """Worker to broker: I push this key by itself, outside any batch."""
+
+    token: UInt
+    key: Key
+
+
+class Finish(Frozen, frozen=True, tag=43):
+    """Worker to broker: the contribution is sent to every server of its group."""
+
+    contribution: ContributionId
+    grant: UInt
+    weight: Annotated[float, Meta(ge=0)]
+
+
+class Withdraw(Frozen, frozen=True, tag=44):
+    """Worker to broker: forget what I sent of this batch; the same grant goes on under a new number."""
+
+    contribution: ContributionId
+    grant: UInt
+
+
+class Received(Frozen, frozen=True, tag=45):
+    """Worker to broker: I hold all blocks of this grant."""
+
+    group: Int
+    grant: UInt
+
+
+class Pull(Frozen, frozen=True, tag=46):
+    """Worker to broker: send me these keys (none: all of the model) as one version."""
+
+    token: UInt
+    keys: list[Key]
+
+
+class Barrier(Frozen, frozen=True, tag=47):
+    """Worker to broker: I am at my `number`-th barrier."""
+
+    token: UInt
+    number: UInt
+
+
+class Leave(Frozen, frozen=True, tag=48):
+    """Worker to broker: I stop after what I have finished."""
+
+
+class Change(Frozen, frozen=True, tag=49):
+    """Anybody to broker: set a live setting (`lr`, ...); the reply says from which version."""
+
+    token: UInt
+    setting: Name
+    value: Text
+
+
+class Status(Frozen, frozen=True, tag=50):
+    """Anybody to broker: tell me how things stand."""
+
+    token: UInt
+
+
+# --- server to broker ------------------------------------------------------------------------
+
+
+class Held(Frozen, frozen=True, tag=60):
+    """Server to broker: I hold all of these contributions that concerns me."""
+
+    contributions: list[tuple[ContributionId, UInt]]
+    """Each with the grant that it was computed under."""
+
+
+class Void(Frozen, frozen=True, tag=61):
+    """Server to broker: a guard refuses this contribution because of this key."""
+
+    contribution: ContributionId
+    grant: UInt
+    key: Key
+    reason: Text
+
+
+class SquareSums(Frozen, frozen=True, tag=62):
+    """Server to broker: the square sums (float64) of a `Sum`, one for each of my blocks."""
+
+    group: UInt
+    version: UInt
+    blocks: list[tuple[UInt, float]]
+
+
+class Trouble(Frozen, frozen=True, tag=63):
+    """Server to broker: this shard cannot go on."""
+
+    reason: Text
+
+
+# --- broker to worker ------------------------------------------------------------------------
+
+
+class Layout(Frozen, frozen=True, tag=70):
+    """Broker to worker: keys and where their blocks are; `seed` asks this worker for the values."""
+
+    init: UInt
+    keys: list[KeyEntry]
+    blocks: list[BlockSpec]
+    seed: bool
+    index: UInt
+    """Log index at which servers know these keys: data that is ahead of the log waits there."""
+
+
+class Ready(Frozen, frozen=True, tag=71):
+    """Broker to worker: every server holds the values of this initialisation."""
+
+    init: UInt
+
+
+class Regrouped(Frozen, frozen=True, tag=72):
+    """Broker to worker: the key has a group of its own from this log index on."""
+
+    kid: UInt
+    group: UInt
+    bid: UInt
+    index: UInt
+
+
+class Granted(Frozen, frozen=True, tag=73):
+    """Broker to worker: you may compute on this version; `bytes_follow` says if servers send it."""
+
+    group: Int
+    grant: UInt
+    version: UInt
+    bytes_follow: bool
+    clock: UInt
+    slowest: UInt
+    fastest: UInt
+    index: UInt
+    kids: list[UInt]
+    token: UInt
+
+
+class Cancel(Frozen, frozen=True, tag=74):
+    """Broker to worker: the work under this grant no longer counts."""
+
+    group: Int
+    grant: UInt
+
+
+class Settled(Frozen, frozen=True, tag=75):
+    """Broker to worker: the fate of contributions, as (group, batch, version or -1, why)."""
+
+    fates: list[tuple[Int, UInt, Int, Text]]
+
+
+class Reply(Frozen, frozen=True, tag=76):
+    """Broker to anybody: the answer to the request with this token."""
+
+    token: UInt
+    value: Any
+
+
+class Refusal(Frozen, frozen=True, tag=77):
+    """Broker to anybody: the request with this token is turned down (token 0: everything is)."""
+
+    token: UInt
+    code: Name
+    reason: Text
+
+
+Message = (
+    Log
+    | WorkerHello
+    | ServerHello
+    | Welcome
+    | ServerWelcome
+    | Beat
+    | Waiting
+    | Fatal
+    | Bye
+    | Offer
+    | Begin
+    | Plain
+    | Finish
+    | Withdraw
+    | Received
+    | Pull
+    | Barrier
+    | Leave
+    | Change
+    | Status
+    | Held
+    | Void
+    | SquareSums
+    | Trouble
+    | Layout
+    | Ready
+    | Regrouped
+    | Granted
+    | Cancel
+    | Settled
+    | Reply
+    | Refusal
+)
+
+_messages = msgspec.msgpack.Decoder(list[Message])
+
+
+class Packet(Frozen, frozen=True):
+    """Control messages on their way: numbered, acknowledged, between two process instances.
+
+    `source` and `target` are instance numbers drawn anew by every process (target 0: not known
+    yet); `number` is that of the first message; all messages below `received` have arrived.
+    """
+
+    source: UInt
+    target: UInt
+    number: UInt
+    received: UInt
+    messages: list[Message]
+
+
+def encode_packet(packet: Packet) -> bytes:
+    """Return the frame of a packet."""
+    return encode(
+        (
+            PROTOCOL_VERSION,
+            packet.source,
+            packet.target,
+            packet.number,
+            packet.received,
+            packet.messages,
+        )
+    )
+
+
+def decode_packet(frame: bytes | memoryview) -> Packet:
+    """Return the packet in a frame.
+
+    Raises:
+        ProtocolError: any bytes that are not a packet of this protocol version.
+    """
+    return decode_messages(open_envelope(frame))
+
+
+def decode_messages(envelope: Envelope) -> Packet:
+    """Return the packet whose outer part was opened before."""
+    try:
+        messages = _messages.decode(envelope.messages)
+    except Exception as error:
+        raise ProtocolError(f"not a control message: {error}") from error
+    return Packet(envelope.source, envelope.target, envelope.number, envelope.received, messages)

@@ -1,0 +1,147 @@
+"""Headers of data messages: worker to server and back. A payload frame follows where it says so.
+
+Every header names the worker by its incarnation, and what a worker sends carries the log index at
+which it learnt of the blocks: data that is ahead of the server's log is parked there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from zkv.errors import ProtocolError, VersionMismatch
+from zkv.wire import (
+    HEADER_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    PROTOCOL_VERSION,
+    ContributionId,
+    Frozen,
+    Int,
+    Name,
+    Text,
+    UInt,
+    encode,
+)
+
+
+class Greet(Frozen, frozen=True, tag=1):
+    """Worker to server: this is the route to me."""
+
+    incarnation: UInt
+    term: UInt
+
+
+class Push(Frozen, frozen=True, tag=2):
+    """Worker to server, with payload: one block of a contribution (or of initial values)."""
+
+    contribution: ContributionId
+    grant: UInt
+    bid: UInt
+    codec: Name
+    index: UInt
+
+
+class Done(Frozen, frozen=True, tag=3):
+    """Worker to server: the contribution has these blocks here, and skips these keys (rule 8)."""
+
+    contribution: ContributionId
+    grant: UInt
+    weight: Annotated[float, Meta(ge=0)]
+    bids: list[UInt]
+    skipped: list[UInt]
+    index: UInt
+
+
+class Got(Frozen, frozen=True, tag=4):
+    """Worker to server: these blocks of the grant have arrived; all of them unpin the version."""
+
+    incarnation: UInt
+    group: Int
+    grant: UInt
+    bids: list[UInt]
+
+
+class Ask(Frozen, frozen=True, tag=5):
+    """Worker to server: these blocks of the grant have not arrived; send them again."""
+
+    incarnation: UInt
+    group: Int
+    grant: UInt
+    bids: list[UInt]
+
+
+class Block(Frozen, frozen=True, tag=6):
+    """Server to worker, with payload: one block of a grant, or just some keys of it."""
+
+    server: UInt
+    incarnation: UInt
+    group: Int
+    grant: UInt
+    version: UInt
+    bid: UInt
+    codec: Name
+    kids: list[UInt]
+    """The keys in the payload, in block order; empty: all of the block."""
+
+
+class Ack(Frozen, frozen=True, tag=7):
+    """Server to worker: these have arrived: (contribution, block), or -1 for its `Done`."""
+
+    server: UInt
+    incarnation: UInt
+    items: list[tuple[ContributionId, Int]]
+
+
+class Fenced(Frozen, frozen=True, tag=8):
+    """Server to worker: your frames are refused, and why."""
+
+    server: UInt
+    incarnation: UInt
+    reason: Text
+
+
+Data = Greet | Push | Done | Got | Ask | Block | Ack | Fenced
+
+
+class _Envelope(Frozen, frozen=True):
+    protocol: UInt
+    data: Data
+
+
+_decoder = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode_data(message: Data) -> bytes:
+    """Return the header frame of a data message."""
+    return encode((PROTOCOL_VERSION, message))
+
+
+def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
+    """Return the data message with this header; its payload's size is checked, not its content.
+
+    Raises:
+        ProtocolError: not a header, too large, or a payload where none belongs (or the reverse).
+    """
+    if len(header) > HEADER_BYTES_MAX:
+        raise ProtocolError(
+            f"a data header of {len(header)} bytes; the limit is {HEADER_BYTES_MAX}"
+        )
+    try:
+        envelope = _decoder.decode(header)
+    except Exception as error:
+        raise ProtocolError(f"not a data header: {error}") from error
+    if envelope.protocol != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"data header of protocol {envelope.protocol}, this process speaks {PROTOCOL_VERSION}"
+        )
+    message = envelope.data
+    wants_payload = isinstance(message, Push | Block)
+    if wants_payload != (payload_bytes is not None):
+        raise ProtocolError(
+            f"{type(message).__name__} {'needs' if wants_payload else 'has no'} payload frame"
+        )
+    if payload_bytes is not None and payload_bytes > PAYLOAD_BYTES_MAX:
+        raise ProtocolError(f"a payload of {payload_bytes} bytes; the limit is {PAYLOAD_BYTES_MAX}")
+    return message

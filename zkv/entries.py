@@ -1,0 +1,96 @@
+"""Entries of the control log: what the broker tells every server, in one order.
+
+Each server applies the whole log strictly in that order, so that everything between two commits
+happens between the same two commits everywhere. (term, index) names one entry for all time.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from zkv.wire import BlockSpec, ContributionId, Frozen, Int, KeyEntry, UInt
+
+
+class Init(Frozen, frozen=True, tag=1):
+    """Entry: these keys exist from here on, cut into these blocks; this worker sends the values."""
+
+    init: UInt
+    incarnation: UInt
+    keys: list[KeyEntry]
+    blocks: list[BlockSpec]
+
+
+class Drop(Frozen, frozen=True, tag=2):
+    """Entry: the initialiser died half-way; forget these keys and what it sent of them."""
+
+    init: UInt
+
+
+class Regroup(Frozen, frozen=True, tag=3):
+    """Entry: the key trains alone, as a group of its own; it moves out of its bucket into block `bid`."""
+
+    kid: UInt
+    group: UInt
+    bid: UInt
+
+
+class Grant(Frozen, frozen=True, tag=4):
+    """Entry: send this worker the named keys (all of the group if none is named) as they are now."""
+
+    incarnation: UInt
+    group: Int
+    grant: UInt
+    version: UInt
+    kids: list[UInt]
+
+
+class Counted(Frozen, frozen=True):
+    """One contribution of a commit, with its weight in samples."""
+
+    contribution: ContributionId
+    weight: Annotated[float, Meta(ge=0)]
+
+
+class Sum(Frozen, frozen=True, tag=5):
+    """Entry: add up this set and answer with each block's square sum; the commit follows."""
+
+    group: UInt
+    version: UInt
+    counted: list[Counted]
+
+
+class Commit(Frozen, frozen=True, tag=6):
+    """Entry: this set becomes the update to `version`; `square_sum` is of the gradient over all shards."""
+
+    group: UInt
+    version: UInt
+    counted: list[Counted]
+    square_sum: float | None
+
+
+class Discard(Frozen, frozen=True, tag=7):
+    """Entry: drop what this worker sent under this grant (`batch` -1), or one batch of it."""
+
+    incarnation: UInt
+    group: Int
+    grant: UInt
+    batch: Int
+
+
+class Configure(Frozen, frozen=True, tag=8):
+    """Entry: from here on commits use this optimizer (plain data of an `OptimizerSpec`)."""
+
+    optimizer: dict[str, Any]
+
+
+class Epoch(Frozen, frozen=True, tag=9):
+    """Entry: these incarnations are members; what others left behind is dropped, but for `kept`."""
+
+    epoch: UInt
+    members: list[UInt]
+    kept: list[ContributionId]
+
+
+Entry = Init | Drop | Regroup | Grant | Sum | Commit | Discard | Configure | Epoch

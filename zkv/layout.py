@@ -1,0 +1,229 @@
+"""Keys, blocks and groups: who is where. Broker, servers and workers each keep one and apply the
+same changes to it, so it decides nothing and knows no process.
+
+A block is a flat array of one dtype and rule: either a slice of one large key, or a bucket of whole
+small keys. A group is a set of keys with one version: the model (group 0), or one plain key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from zkv.dtypes import DTYPES, DType
+from zkv.errors import KeyMismatch, UnknownKey
+from zkv.wire import KEY_BYTES_MAX, MODEL, BlockSpec, KeyEntry, KeySpec, Segment
+
+REDUCES = ("", "sum", "mean")
+ABSENT = ("zero", "out")
+
+
+@dataclass(slots=True)
+class Layout:
+    """The keys, blocks and groups that exist, and the indices between them."""
+
+    entries: dict[int, KeyEntry] = field(default_factory=dict)
+    kid_of: dict[str | int, int] = field(default_factory=dict)
+    blocks: dict[int, BlockSpec] = field(default_factory=dict)
+    blocks_of_key: dict[int, list[int]] = field(default_factory=dict)
+    group_of: dict[int, int] = field(default_factory=dict)
+    _copy: Layout | None = None
+
+    def snapshot(self) -> Layout:
+        """Return a copy that stays as it is, for another thread (the same one until a change)."""
+        if self._copy is None:
+            self._copy = Layout(
+                dict(self.entries),
+                dict(self.kid_of),
+                dict(self.blocks),
+                {kid: list(bids) for kid, bids in self.blocks_of_key.items()},
+                dict(self.group_of),
+            )
+        return self._copy
+
+    def add(self, entries: Sequence[KeyEntry], blocks: Sequence[BlockSpec]) -> None:
+        """Add the keys and blocks of one initialisation; adding them again changes nothing."""
+        self._copy = None
+        for entry in entries:
+            if entry.spec.same_as is None:
+                self.group_of.setdefault(entry.kid, MODEL)
+                self.entries[entry.kid] = entry
+                self.blocks_of_key.setdefault(entry.kid, [])
+            self.kid_of[entry.spec.key] = entry.kid
+        for block in blocks:
+            if block.bid not in self.blocks:
+                self._put(block)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._copy = None
+        for index in (self.entries, self.kid_of, self.blocks, self.blocks_of_key, self.group_of):
+            index.clear()
+
+    def _put(self, block: BlockSpec) -> None:
+        self.blocks[block.bid] = block
+        for kid in block.kids:
+            held = self.blocks_of_key.setdefault(kid, [])
+            if block.bid not in held:
+                held.append(block.bid)
+
+    def remove(self, kids: Iterable[int]) -> None:
+        """Forget keys and the blocks that hold nothing else (a dropped initialisation)."""
+        self._copy = None
+        gone = set(kids)
+        for bid in {bid for kid in gone for bid in self.blocks_of_key.get(kid, [])}:
+            del self.blocks[bid]
+        for kid in gone:
+            self.entries.pop(kid, None)
+            self.blocks_of_key.pop(kid, None)
+            self.group_of.pop(kid, None)
+        self.kid_of = {key: kid for key, kid in self.kid_of.items() if kid not in gone}
+
+    def regroup(self, kid: int, group: int, bid: int) -> None:
+        """Give a key a group of its own; out of a bucket it moves into block `bid` on the same server."""
+        if self.group_of.get(kid) == group:
+            return
+        self._copy = None
+        self.group_of[kid] = group
+        for old in list(self.blocks_of_key[kid]):
+            bucket = self.blocks[old]
+            if bucket.kids == [kid]:
+                continue
+            (moved,) = [segment for segment in bucket.segments if segment.kid == kid]
+            rest = [segment for segment in bucket.segments if segment.kid != kid]
+            self.blocks[old] = BlockSpec(old, bucket.server, rest)
+            self.blocks_of_key[kid] = []
+            self._put(BlockSpec(bid, bucket.server, [moved]))
+
+    def kid(self, key: str | int) -> int:
+        """Return a key's number.
+
+        Raises:
+            UnknownKey: it was never initialised; near misses and the other kind of key are named.
+        """
+        kid = self.kid_of.get(key)
+        if kid is None:
+            raise UnknownKey(unknown_key(key, self.kid_of))
+        return kid
+
+    def kids_in(self, group: int) -> list[int]:
+        """Return the group's keys in the order of their numbers, which is that of initialisation."""
+        return sorted(kid for kid, of in self.group_of.items() if of == group)
+
+    def blocks_in(self, group: int) -> list[BlockSpec]:
+        """Return the group's blocks in the order of their numbers."""
+        bids = {bid for kid in self.kids_in(group) for bid in self.blocks_of_key[kid]}
+        return [self.blocks[bid] for bid in sorted(bids)]
+
+    def blocks_for(self, kids: Iterable[int]) -> list[BlockSpec]:
+        """Return the blocks in which these keys lie, in the order of their numbers."""
+        return [
+            self.blocks[bid]
+            for bid in sorted({bid for kid in kids for bid in self.blocks_of_key[kid]})
+        ]
+
+    def dtype(self, block: BlockSpec) -> DType:
+        """Return the dtype of a block's elements."""
+        return (
+            DTYPES[self.entries[block.segments[0].kid].spec.dtype]
+            if block.segments
+            else DTYPES["uint8"]
+        )
+
+    def block_bytes(self, block: BlockSpec) -> int:
+        """Return the bytes of a block's values."""
+        return block.size * self.dtype(block).itemsize
+
+
+def size_of(spec: KeySpec) -> int:
+    """Return the number of elements of a key (1 for a 0-d array)."""
+    return math.prod(spec.shape)
+
+
+def unknown_key(key: str | int, known: Iterable[str | int]) -> str:
+    """Return what to say when `key` is none of `known`."""
+    names = list(known)
+    twin: str | int | None = (
+        str(key) if isinstance(key, int) else (int(key) if key.isdecimal() else None)
+    )
+    if twin is not None and twin in names:
+        return f"unknown key {key!r}; there is a key {twin!r}, but {type(key).__name__} and {type(twin).__name__} keys differ"
+    some = ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"unknown key {key!r}; " + (
+        f"initialised are {some}" if names else "nothing was initialised yet: call init first"
+    )
+
+
+def check_key(key: object) -> str | int:
+    """Return the key if it can be one.
+
+    Raises:
+        TypeError: neither str nor int.
+        ValueError: a string of more than 255 bytes, empty or not UTF-8; an integer outside [0, 2**63).
+    """
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise TypeError(f"a key is a str or an int, not {type(key).__name__} ({key!r})")
+    if isinstance(key, int):
+        if not 0 <= key < 2**63:
+            raise ValueError(f"key {key} is outside of 0 … 2**63-1")
+        return key
+    try:
+        length = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"key {key!r} is not valid Unicode: {error.reason}") from error
+    if not 1 <= length <= KEY_BYTES_MAX:
+        raise ValueError(
+            f"key {key[:40]!r} has {length} bytes in UTF-8; allowed are 1 to {KEY_BYTES_MAX}"
+        )
+    return key
+
+
+def check_spec(spec: KeySpec) -> None:
+    """Check what a peer says of a key.
+
+    Raises:
+        KeyMismatch: dtype or reduce unknown, too many elements, or an integer key with a mean.
+    """
+    try:
+        check_key(spec.key)
+    except (TypeError, ValueError) as error:
+        raise KeyMismatch(str(error)) from error
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None:
+        raise KeyMismatch(
+            f"key {spec.key!r}: dtype {spec.dtype!r} does not travel; use one of {', '.join(DTYPES)}"
+        )
+    if spec.reduce not in REDUCES:
+        raise KeyMismatch(f"key {spec.key!r}: reduce {spec.reduce!r} is none of 'sum', 'mean'")
+    if spec.absent not in ABSENT:
+        raise KeyMismatch(f"key {spec.key!r}: absent {spec.absent!r} is none of 'zero', 'out'")
+    if spec.reduce == "mean" and not dtype.floating:
+        raise KeyMismatch(
+            f"key {spec.key!r}: a mean of {spec.dtype} would lose fractions; use reduce='sum'"
+        )
+    if size_of(spec) * dtype.itemsize >= 2**48:
+        raise KeyMismatch(f"key {spec.key!r}: shape {tuple(spec.shape)} is more than 2**48 bytes")
+
+
+def differences(known: KeySpec, offered: KeySpec) -> str:
+    """Return in words how an offered spec differs from the one that was initialised; "" if it does not."""
+    parts = [
+        f"{name} is {then!r}, given {now!r}"
+        for name, then, now in (
+            ("shape", tuple(known.shape), tuple(offered.shape)),
+            ("dtype", known.dtype, offered.dtype),
+            ("reduce", known.reduce, offered.reduce),
+            ("rule", known.rule, offered.rule),
+            ("allow_nan", known.allow_nan, offered.allow_nan),
+            ("absent", known.absent, offered.absent),
+            ("same_as", known.same_as, offered.same_as),
+        )
+        if then != now
+    ]
+    return "; ".join(parts)
+
+
+def whole(kid: int, size: int) -> Segment:
+    """Return the segment of a whole key."""
+    return Segment(kid, 0, size)

@@ -1,0 +1,132 @@
+"""Links: control messages between two process instances, in order, each exactly once.
+
+ZeroMQ alone is at-most-once: a broken connection loses what was in flight, without a word. A link
+numbers the messages, keeps them until they are acknowledged, sends them again when no
+acknowledgement comes, and drops what arrives twice or out of order (go back N: connections keep
+order, so a gap only follows a loss). Pure: time comes in as `now`, in seconds of any monotonic clock.
+
+An instance number is drawn by each process at its start, so that a restarted peer is never taken
+for the old one: `receive` then reports `PeerChanged`, the link starts afresh, and whoever owns it
+brings the new instance up to date.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from zkv.control import Message, Packet
+
+MESSAGES_PER_PACKET_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PeerChanged:
+    """The peer is another process instance than before (or the first one heard)."""
+
+    peer: int
+    before: int
+
+
+class Link:
+    """One end of a link. `resend_s` is the first time-out of an unacknowledged message, in seconds."""
+
+    def __init__(self, instance: int, *, peer: int = 0, resend_s: float = 1.0) -> None:
+        self.instance = instance
+        self.peer = peer
+        self.heard: float | None = None
+        self._resend_first_s = resend_s
+        self._former: deque[int] = deque(maxlen=64)
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._unacked: deque[Message] = deque()
+        self._first_unacked = 1
+        self._sent_up_to = 0
+        self._expected = 1
+        self._ack_due = False
+        self._resend_at: float | None = None
+        self._resend_s = self._resend_first_s
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was sent has been acknowledged."""
+        return not self._unacked
+
+    def send(self, message: Message) -> None:
+        """Queue a message; `outgoing` gives the packets to put on the wire."""
+        self._unacked.append(message)
+
+    def receive(self, packet: Packet, now: float) -> tuple[PeerChanged | None, list[Message]]:
+        """Take a packet in; return a change of the peer, if any, and the new messages in order."""
+        change: PeerChanged | None = None
+        if packet.source in self._former:
+            return None, []
+        if packet.source != self.peer:
+            change = PeerChanged(packet.source, self.peer)
+            if self.peer:
+                self._former.append(self.peer)
+                self._fresh()
+            self.peer = packet.source
+        self.heard = now
+        if packet.target not in (0, self.instance):
+            # Meant for the process that was here before: answer, so that the peer learns of us.
+            self._ack_due = True
+            return change, []
+        if packet.target == self.instance:
+            self._acknowledge(packet.received, now)
+        return change, self._take(packet)
+
+    def _acknowledge(self, received: int, now: float) -> None:
+        progressed = False
+        while (
+            self._unacked
+            and self._first_unacked < received
+            and self._first_unacked <= self._sent_up_to
+        ):
+            self._unacked.popleft()
+            self._first_unacked += 1
+            progressed = True
+        if progressed:
+            self._resend_s = self._resend_first_s
+            self._resend_at = (
+                now + self._resend_s if self._sent_up_to >= self._first_unacked else None
+            )
+
+    def _take(self, packet: Packet) -> list[Message]:
+        if not packet.messages:
+            return []
+        self._ack_due = True
+        skip = self._expected - packet.number
+        if skip < 0:
+            return []
+        fresh = packet.messages[skip:]
+        self._expected += len(fresh)
+        return fresh
+
+    def outgoing(self, now: float) -> list[Packet]:
+        """Return the packets to send now: what is new, what is overdue, or a bare acknowledgement."""
+        if self._resend_at is not None and now >= self._resend_at:
+            self._sent_up_to = self._first_unacked - 1
+            self._resend_s = min(self._resend_s * 2, 8 * self._resend_first_s)
+            self._resend_at = None
+        start = self._sent_up_to + 1 - self._first_unacked
+        fresh = [self._unacked[at] for at in range(start, len(self._unacked))]
+        packets = []
+        for at in range(0, len(fresh), MESSAGES_PER_PACKET_MAX):
+            part = fresh[at : at + MESSAGES_PER_PACKET_MAX]
+            packets.append(self._packet(self._sent_up_to + 1, part))
+            self._sent_up_to += len(part)
+        if packets and self._resend_at is None:
+            self._resend_at = now + self._resend_s
+        if not packets and self._ack_due:
+            packets.append(self._packet(self._sent_up_to + 1, []))
+        self._ack_due = False
+        return packets
+
+    def _packet(self, number: int, messages: list[Message]) -> Packet:
+        return Packet(self.instance, self.peer, number, self._expected, messages)
+
+    def deadline(self) -> float | None:
+        """Return when `outgoing` has to be asked again, if nothing else happens before."""
+        return self._resend_at

@@ -1,0 +1,67 @@
+"""Sums in a fixed order (rule 15): the same contributions give the same bits, whatever came first.
+
+The terms of a sum are the leaves of a fixed binary tree: n terms split at the largest power of two
+below n, and so on. For two and three terms that is plain left-to-right addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from zkv.dtypes import Array
+
+
+def tree_sum(term: Callable[[int], Array | None], count: int) -> Array | None:
+    """Return the sum of `term(0) … term(count-1)` over the fixed tree.
+
+    `term` must return a fresh array, which is added into in place, or None for a term that is zero
+    everywhere. The result is None if all terms are.
+    """
+    return _subtree(term, 0, count)
+
+
+def _subtree(term: Callable[[int], Array | None], start: int, stop: int) -> Array | None:
+    if stop - start == 0:
+        return None
+    if stop - start == 1:
+        return term(start)
+    middle = start + (1 << ((stop - start - 1).bit_length() - 1))
+    left = _subtree(term, start, middle)
+    right = _subtree(term, middle, stop)
+    if left is None or right is None:
+        return right if left is None else left
+    left += right
+    return left
+
+
+def weighted_mean(gradients: Sequence[Array], weights: Sequence[float]) -> Array:
+    """Return Σ wᵢgᵢ / Σ wᵢ exactly as a server computes it; the reference for tests and users.
+
+    Gradients are float32 or float64 arrays of one shape, in worker order; weights are samples. The
+    products and the sum are in the gradients' dtype, the one division is in float64 and rounded once.
+    Batches of 32, 32, 32 and 16 samples with mean gradients 1, 2, 3 and 8 give 2.857143.
+    """
+    total = tree_sum(lambda at: weighted(gradients[at], weights[at]), len(gradients))
+    if total is None:
+        raise ValueError("a mean needs at least one gradient")
+    return divided(total, float(np.sum(np.asarray(weights, dtype=np.float64))))
+
+
+def weighted(gradient: Array, weight: float) -> Array:
+    """Return a fresh array of weight · gradient, in the gradient's dtype."""
+    if weight == 1.0:
+        return gradient.copy()
+    product: Array = gradient * gradient.dtype.type(weight)
+    return product
+
+
+def divided(total: Array, by: float) -> Array:
+    """Return total / by, divided in float64 and rounded once to the dtype of `total`."""
+    if by == 1.0:
+        return total
+    quotient: Array = (total.astype(np.float64, copy=False) / np.float64(by)).astype(
+        total.dtype, copy=False
+    )
+    return quotient

@@ -1,0 +1,104 @@
+"""Byte credits: how much a sender may have unacknowledged at one peer.
+
+ZeroMQ's own high-water mark counts messages, so it bounds nothing when messages differ in size. A
+window holds what exceeds the credit back, in order, and gives it out as acknowledgements come in.
+Pure: time comes in as `now`, in seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class _Sent(Generic[Item]):
+    item: Item
+    size: int
+    due: float
+    resend_s: float
+
+
+class Window(Generic[Item]):
+    """A queue toward one peer with at most `bytes_max` unacknowledged (one item may exceed it alone).
+
+    With `resend_s`, items that are not acknowledged in time are given out again, each time after
+    twice the pause before, up to eight times the first.
+    """
+
+    def __init__(self, bytes_max: int, *, resend_s: float | None = None) -> None:
+        self.bytes_max = bytes_max
+        self.in_flight = 0
+        self.progress: float | None = None
+        self._resend_s = resend_s
+        self._queue: deque[tuple[Hashable, int, Item]] = deque()
+        self._sent: dict[Hashable, _Sent[Item]] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._sent)
+
+    def offer(self, name: Hashable, size: int, item: Item) -> None:
+        """Queue an item of `size` bytes; `name` is what its acknowledgement will say."""
+        self._queue.append((name, size, item))
+
+    def ready(self, now: float) -> list[Item]:
+        """Return the items to send now: what the credit admits, and what is overdue."""
+        out = []
+        if self._resend_s is not None:
+            for sent in self._sent.values():
+                if now >= sent.due:
+                    sent.resend_s = min(2 * sent.resend_s, 8 * self._resend_s)
+                    sent.due = now + sent.resend_s
+                    out.append(sent.item)
+        while self._queue and (
+            self.in_flight == 0 or self.in_flight + self._queue[0][1] <= self.bytes_max
+        ):
+            name, size, item = self._queue.popleft()
+            pause = self._resend_s or 0.0
+            before = self._sent.get(name)
+            if before is not None:
+                self.in_flight -= before.size
+            if self.in_flight == 0:
+                self.progress = now
+            self._sent[name] = _Sent(item, size, now + pause, pause)
+            self.in_flight += size
+            out.append(item)
+        return out
+
+    def acknowledge(self, name: Hashable, now: float) -> bool:
+        """Note that an item has arrived; return whether it was outstanding."""
+        sent = self._sent.pop(name, None)
+        if sent is None:
+            return False
+        self.in_flight -= sent.size
+        self.progress = now
+        return True
+
+    def forget(self, names: set[Hashable]) -> None:
+        """Drop queued and sent items of these names: nobody wants them any more."""
+        self._queue = deque(entry for entry in self._queue if entry[0] not in names)
+        for name in names & self._sent.keys():
+            self.in_flight -= self._sent.pop(name).size
+
+    @property
+    def queued(self) -> int:
+        """How many items wait for credit."""
+        return len(self._queue)
+
+    def is_sent(self, name: Hashable) -> bool:
+        """Return whether the item was given out and is not acknowledged."""
+        return name in self._sent
+
+    def names(self) -> set[Hashable]:
+        """Return the names of all items that are queued or unacknowledged."""
+        return {name for name, _, _ in self._queue} | self._sent.keys()
+
+    def deadline(self) -> float | None:
+        """Return when `ready` has to be asked again for what is overdue."""
+        if self._resend_s is None or not self._sent:
+            return None
+        return min(sent.due for sent in self._sent.values())

@@ -1,0 +1,193 @@
+"""The messages and their frames: the one border where bytes from a peer become values.
+
+Two kinds of traffic, on separate sockets, so that control never queues behind megabytes::
+
+    control   [route..., packet]                 one msgpack frame: a `Packet` of control messages
+    data      [route..., "", header, payload?]   one msgpack frame, then at most one raw frame
+
+Route frames are written and read by ROUTER sockets only. A payload is never packed into msgpack:
+it travels beside its header without a copy, and the header says what it is. All structs are
+msgpack arrays whose first element is the type's number; msgspec checks every field's type and
+bound while it decodes, so that any bytes are either a message or a `ProtocolError`.
+
+Control messages live in `zkv.control`, data headers in `zkv.data_messages`; this file has what
+both share: identifiers, limits, packets, and the way in and out of frames.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from zkv.errors import ProtocolError, VersionMismatch
+
+PROTOCOL_VERSION = 1
+CONTROL_BYTES_MAX = 16 * 1024 * 1024
+"""A packet with the manifest of 100,000 keys is about 6 MB; nothing legal comes near this."""
+HEADER_BYTES_MAX = 256 * 1024
+"""A data header lists at most the keys of one block, 5 bytes each, and a few numbers."""
+PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
+KEY_BYTES_MAX = 255
+NAME_BYTES_MAX = 255
+DIMENSIONS_MAX = 32
+
+UInt = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Text = Annotated[str, Meta(max_length=4096)]
+Name = Annotated[str, Meta(max_length=NAME_BYTES_MAX)]
+Key = Annotated[str, Meta(max_length=KEY_BYTES_MAX)] | Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+NO_BATCH = -1
+"""In a Discard: every batch of that grant."""
+MODEL = 0
+"""The group of all keys that train together in batches; plain keys have groups of their own."""
+PULLS = -1
+"""The pseudo-group of read-only grants."""
+SEEDS = -2
+"""The pseudo-group of initial values: `batch` is the number of the initialisation."""
+
+
+class Frozen(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Base of everything that travels: an immutable msgpack array."""
+
+
+class ContributionId(Frozen, frozen=True):
+    """Who contributed what: unique for all time, since an incarnation never comes back."""
+
+    incarnation: UInt
+    group: Int
+    batch: UInt
+
+
+class KeySpec(Frozen, frozen=True):
+    """What a worker says of one key when it initialises it."""
+
+    key: Key
+    dtype: Name
+    shape: Annotated[tuple[UInt, ...], Meta(max_length=DIMENSIONS_MAX)]
+    reduce: Name = ""
+    """"sum", "mean", or "" for what fits the use: mean inside batches, sum for plain pushes."""
+    rule: Annotated[str, Meta(max_length=1024)] = ""
+    """An optimizer of its own (text form), or "" for the broker's."""
+    allow_nan: bool = False
+    absent: Name = "zero"
+    """What a batch without a gradient for this key means: "zero" (it counts as zero, with full
+    weight) or "out" (it is left out of numerator and denominator)."""
+    same_as: Key | None = None
+    """The key whose value this one is another name for (tied weights)."""
+
+
+class Segment(Frozen, frozen=True):
+    """A run of one key's elements inside a block: `[start, stop)` of the flattened key."""
+
+    kid: UInt
+    start: UInt
+    stop: UInt
+
+
+class BlockSpec(Frozen, frozen=True):
+    """One block: where it lives, and the runs of keys that lie in it back to back."""
+
+    bid: UInt
+    server: UInt
+    segments: list[Segment]
+
+    @property
+    def size(self) -> int:
+        """Elements in the block."""
+        return sum(segment.stop - segment.start for segment in self.segments)
+
+    @property
+    def kids(self) -> list[int]:
+        """The numbers of the keys in the block, in their order."""
+        return [segment.kid for segment in self.segments]
+
+
+class KeyEntry(Frozen, frozen=True):
+    """A key as the broker has numbered it."""
+
+    kid: UInt
+    spec: KeySpec
+
+
+class Envelope(Frozen, frozen=True):
+    """The part of a packet that is read before anything else, so that versions can be compared."""
+
+    protocol: UInt
+    source: UInt
+    target: UInt
+    number: UInt
+    received: UInt
+    messages: msgspec.Raw
+
+
+_envelope = msgspec.msgpack.Decoder(Envelope)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: object) -> bytes:
+    """Return the msgpack bytes of a message."""
+    return _encoder.encode(message)
+
+
+def split_route(frames: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Split received data frames at the empty delimiter into (route, header and payload).
+
+    Raises:
+        ProtocolError: no delimiter among the first three frames, or not one or two frames after it.
+    """
+    for at, frame in enumerate(frames[:3]):
+        if len(frame) == 0:
+            rest = frames[at + 1 :]
+            if not 1 <= len(rest) <= 2:
+                raise ProtocolError(
+                    f"a data message has a header and at most one payload, not {len(rest)} frames"
+                )
+            return frames[:at], rest
+    raise ProtocolError(f"no empty delimiter among the first frames of {len(frames)}")
+
+
+def open_envelope(frame: bytes | memoryview) -> Envelope:
+    """Decode a packet's outer part and compare protocol versions.
+
+    Raises:
+        ProtocolError: too large, or not an envelope.
+        VersionMismatch: the peer speaks another version.
+    """
+    if len(frame) > CONTROL_BYTES_MAX:
+        raise ProtocolError(f"a packet of {len(frame)} bytes; the limit is {CONTROL_BYTES_MAX}")
+    try:
+        envelope = _envelope.decode(frame)
+    except Exception as error:
+        version = _version_of(frame)
+        if version is not None and version != PROTOCOL_VERSION:
+            raise VersionMismatch(_versions(version)) from error
+        raise ProtocolError(f"not a packet: {error}") from error
+    if envelope.protocol != PROTOCOL_VERSION:
+        raise VersionMismatch(_versions(envelope.protocol))
+    return envelope
+
+
+def _versions(theirs: int) -> str:
+    return (
+        f"the peer speaks protocol {theirs}, this process speaks {PROTOCOL_VERSION}; "
+        "install the same zkv version on both machines"
+    )
+
+
+class _JustVersion(Struct, array_like=True):
+    """The first element alone: every version of the protocol keeps it there."""
+
+    protocol: UInt
+
+
+_just_version = msgspec.msgpack.Decoder(_JustVersion)
+
+
+def _version_of(frame: bytes | memoryview) -> int | None:
+    try:
+        return _just_version.decode(frame).protocol
+    except Exception:
+        return None
