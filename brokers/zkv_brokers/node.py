@@ -1,0 +1,185 @@
+"""A server without its sockets: the link to the broker, the shard behind it, and the waiting for both.
+
+Frames and the time come in, frames and words come out; the process around it (`server`) and the
+simulated cluster run this same class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zkv import control as c
+from zkv.data_messages import Data
+from zkv.dtypes import Array
+from zkv.errors import BrokerLost, ClusterNotReady, ZkvError, from_code
+from zkv.link import Link
+from zkv.wire import open_envelope
+from zkv_brokers.grants import ToWorker
+from zkv_brokers.shard import Event, FromBroker, FromWorker, Reset, Shard, ToBroker
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Who this server is and how patient it is. Times in seconds, sizes in bytes."""
+
+    broker: str
+    name: str
+    address: str
+    host: str = "?"
+    pid: int = 0
+    budget_bytes: int = 0
+    window_bytes: int = 64 * 1024 * 1024
+    connect_timeout_s: float = 60.0
+    narrate_after_s: float = 2.0
+    narrate_every_s: float = 5.0
+    broker_lost_s: float = 10.0
+    beat_s: float = 0.5
+    link_resend_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SendControl:
+    """Send this frame to the broker."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Tell the operator; `level` is a logging level's name."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The server cannot go on."""
+
+    error: ZkvError
+
+
+Action = SendControl | ToWorker | Note | Failed
+
+
+class Node:
+    """One life of one server. `instance` is a number that no other process has."""
+
+    def __init__(self, config: NodeConfig, *, instance: int, now: float) -> None:
+        self.config = config
+        self.shard = Shard(window_bytes=config.window_bytes)
+        self.welcome: c.ServerWelcome | None = None
+        self.failed: ZkvError | None = None
+        self._link = Link(instance, resend_s=config.link_resend_s)
+        self._began = now
+        self._next_beat = now
+        self._next_word = now + config.narrate_after_s
+        self._out: list[Action] = []
+        self._hello()
+
+    def broker_says(self, frame: bytes, now: float) -> list[Action]:
+        """Take a control frame in.
+
+        Raises:
+            ProtocolError: it is no packet.
+        """
+        envelope = open_envelope(frame)
+        if envelope.target in (0, self._link.instance):
+            change, messages = self._link.receive(c.decode_messages(envelope), now)
+            if change is not None and change.before:
+                self._broker_changed(now)
+            for message in messages:
+                self._hear(message, now)
+        return self._flush(now)
+
+    def worker_says(self, message: Data, payload: Array | None, now: float) -> list[Action]:
+        """Take a data message in.
+
+        Raises:
+            ProtocolError: it is not for servers.
+        """
+        self._feed(FromWorker(message, payload), now)
+        return self._flush(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        if now >= self._next_beat:
+            self._next_beat = now + self.config.beat_s
+            if self._link.peer:
+                self._link.send(c.Beat(now))
+        if self.welcome is None:
+            self._wait_for_broker(now)
+        elif self._link.heard is not None and now - self._link.heard > self.config.broker_lost_s:
+            silent = now - self._link.heard
+            self._fail(
+                BrokerLost(
+                    f"nothing was heard of the broker at {self.config.broker} for {silent:.1f} s"
+                )
+            )
+        return self._flush(now)
+
+    def stop(self, why: str, now: float) -> list[Action]:
+        """Say goodbye."""
+        if self.welcome is not None:
+            self._link.send(c.Bye(why))
+        return self._flush(now)
+
+    def _hello(self) -> None:
+        config = self.config
+        self._link.send(
+            c.ServerHello(
+                config.name,
+                config.address,
+                config.budget_bytes,
+                config.host,
+                config.pid,
+                self.shard.started,
+            )
+        )
+
+    def _broker_changed(self, now: float) -> None:
+        text = f"the broker at {self.config.broker} is a new one; announcing this server again"
+        self._out.append(Note("warning", text))
+        if not self.shard.started:
+            self._feed(Reset(), now)
+        self._hello()
+
+    def _hear(self, message: c.Message, now: float) -> None:
+        match message:
+            case c.Fatal(code=code, reason=reason) | c.Refusal(code=code, reason=reason):
+                self._fail(from_code(code, reason))
+                return
+            case c.ServerWelcome(index=index, servers=servers):
+                self.welcome = message
+                text = f"this is server {index + 1} of {servers}, at {self.config.address}"
+                self._out.append(Note("info", text))
+        self._feed(FromBroker(message), now)
+
+    def _feed(self, event: Event, now: float) -> None:
+        for action in self.shard.handle(event, now):
+            if isinstance(action, ToBroker):
+                self._link.send(action.message)
+            else:
+                self._out.append(action)
+
+    def _wait_for_broker(self, now: float) -> None:
+        config = self.config
+        waited = now - self._began
+        text = f"waiting for broker: nothing has answered at {config.broker} for {waited:.1f} s"
+        if self._link.heard is not None:
+            text = f"waiting for the broker at {config.broker} to let this server in for {waited:.1f} s"
+        if waited > config.connect_timeout_s:
+            self._fail(ClusterNotReady(f"{text}; is it running, and is the address right?"))
+        elif now >= self._next_word:
+            self._next_word = now + config.narrate_every_s
+            self._out.append(Note("warning", text))
+
+    def _fail(self, error: ZkvError) -> None:
+        if self.failed is None:
+            self.failed = error
+            self._out.append(Failed(error))
+
+    def _flush(self, now: float) -> list[Action]:
+        self._out += [SendControl(c.encode_packet(packet)) for packet in self._link.outgoing(now)]
+        out, self._out = self._out, []
+        return out
