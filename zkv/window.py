@@ -9,34 +9,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
 
-@dataclass(slots=True)
-class _Sent(Generic[Item]):
-    item: Item
-    size: int
-    due: float
-    resend_s: float
-
-
 class Window(Generic[Item]):
     """A queue toward one peer with at most `bytes_max` unacknowledged (one item may exceed it alone).
 
-    With `resend_s`, items that are not acknowledged in time are given out again, each time after
-    twice the pause before, up to eight times the first.
+    With `resend_s`, what is not acknowledged is given out again once nothing was sent or acknowledged
+    for so long; each time after twice the pause before, up to eight times the first.
     """
 
-    def __init__(self, bytes_max: int, *, resend_s: float | None = None) -> None:
+    def __init__(self, bytes_max: int, *, resend_s: float = 0.0) -> None:
         self.bytes_max = bytes_max
         self.in_flight = 0
-        self.progress: float | None = None
         self._resend_s = resend_s
+        self._pause_s = resend_s
+        self._quiet_since = 0.0
         self._queue: deque[tuple[Hashable, int, Item]] = deque()
-        self._sent: dict[Hashable, _Sent[Item]] = {}
+        self._sent: dict[Hashable, tuple[int, Item]] = {}
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._sent)
@@ -48,41 +40,44 @@ class Window(Generic[Item]):
     def ready(self, now: float) -> list[Item]:
         """Return the items to send now: what the credit admits, and what is overdue."""
         out = []
-        if self._resend_s is not None:
-            for sent in self._sent.values():
-                if now >= sent.due:
-                    sent.resend_s = min(2 * sent.resend_s, 8 * self._resend_s)
-                    sent.due = now + sent.resend_s
-                    out.append(sent.item)
+        if self._overdue(now):
+            out += [item for _, item in self._sent.values()]
+            self._pause_s = min(2 * self._pause_s, 8 * self._resend_s)
+            self._quiet_since = now
         while self._queue and (
             self.in_flight == 0 or self.in_flight + self._queue[0][1] <= self.bytes_max
         ):
             name, size, item = self._queue.popleft()
-            pause = self._resend_s or 0.0
             before = self._sent.get(name)
             if before is not None:
-                self.in_flight -= before.size
-            if self.in_flight == 0:
-                self.progress = now
-            self._sent[name] = _Sent(item, size, now + pause, pause)
+                self.in_flight -= before[0]
+            self._sent[name] = (size, item)
             self.in_flight += size
+            self._quiet_since = now
             out.append(item)
         return out
+
+    def _overdue(self, now: float) -> bool:
+        """Whether nothing was sent or acknowledged for so long that something must be lost.
+
+        While acknowledgements come in, nothing is sent again: a slow link is not a lossy one.
+        """
+        return self._resend_s > 0 and bool(self._sent) and now >= self._quiet_since + self._pause_s
 
     def acknowledge(self, name: Hashable, now: float) -> bool:
         """Note that an item has arrived; return whether it was outstanding."""
         sent = self._sent.pop(name, None)
         if sent is None:
             return False
-        self.in_flight -= sent.size
-        self.progress = now
+        self.in_flight -= sent[0]
+        self._quiet_since, self._pause_s = now, self._resend_s
         return True
 
     def forget(self, names: set[Hashable]) -> None:
         """Drop queued and sent items of these names: nobody wants them any more."""
         self._queue = deque(entry for entry in self._queue if entry[0] not in names)
         for name in names & self._sent.keys():
-            self.in_flight -= self._sent.pop(name).size
+            self.in_flight -= self._sent.pop(name)[0]
 
     @property
     def queued(self) -> int:
@@ -99,6 +94,6 @@ class Window(Generic[Item]):
 
     def deadline(self) -> float | None:
         """Return when `ready` has to be asked again for what is overdue."""
-        if self._resend_s is None or not self._sent:
+        if self._resend_s <= 0 or not self._sent:
             return None
-        return min(sent.due for sent in self._sent.values())
+        return self._quiet_since + self._pause_s

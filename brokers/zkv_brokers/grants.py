@@ -18,6 +18,9 @@ from zkv.window import Window
 from zkv.wire import BlockSpec
 from zkv_brokers.store import Pinned, Store, spans
 
+RESEND_S = 4.0
+"""Twice a worker's own pause, which asks for what it misses: this is for a lost `Got`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
@@ -40,8 +43,9 @@ class _Piece:
 class Grants:
     """All grants that are not fully received, and one window of byte credits for each worker."""
 
-    def __init__(self, store: Store, *, window_bytes: int) -> None:
+    def __init__(self, store: Store, *, window_bytes: int, resend_s: float = RESEND_S) -> None:
         self.window_bytes = window_bytes
+        self._resend_s = resend_s
         self._store = store
         self._open: dict[tuple[int, int, int], dict[int, _Piece]] = {}
         self._windows: dict[int, Window[_Piece]] = {}
@@ -55,7 +59,7 @@ class Grants:
     def add(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
         """Pin the blocks of a grant as they are now and queue them for the worker."""
         pieces: dict[int, _Piece] = {}
-        window = self._windows.setdefault(entry.incarnation, Window(self.window_bytes))
+        window = self._windows.setdefault(entry.incarnation, Window(self.window_bytes, resend_s=self._resend_s))
         for block in blocks:
             piece = self._piece(entry, block)
             pieces[block.bid] = piece
@@ -116,7 +120,7 @@ class Grants:
         ]
         self._again.clear()
         for incarnation, window in self._windows.items():
-            if incarnation in self._reachable and window.queued:
+            if incarnation in self._reachable and len(window):
                 out += [ToWorker(incarnation, p.message, p.payload) for p in window.ready(now)]
         return out
 

@@ -486,7 +486,9 @@ class Session:
                 self._out.append(s.SendData(message.server, got, None))
                 self._arrived(self.downloads.take(message, payload, self.now))
             case d.Fenced(reason=reason):
-                self.fail(errors.Evicted(reason))
+                # Who leaves is no member any more when a frame of its is repeated: no news.
+                if not self.requests.leaving:
+                    self.fail(errors.Evicted(reason))
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a worker")
 

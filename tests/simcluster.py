@@ -1,0 +1,471 @@
+"""The simulated cluster: the real router, nodes and sessions in one thread, under a virtual clock.
+
+A seed decides everything: delays, losses, duplicates, order, who crashes when. Faults are options, so
+that each run can draw its own. A gradient is a one-hot token beside random numbers, so that a
+contribution that is lost, applied twice, or torn between servers is seen exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zkv import data_messages as d
+from zkv.data_messages import decode_data, encode_data
+from zkv.dtypes import Array
+from zkv.errors import Cancelled, ZkvError
+from zkv.optim import rule, update
+from zkv.policy import policy
+from zkv.sums import weighted_mean
+from zkv.wire import MODEL
+from zkv_brokers import node as n
+from zkv_brokers import router as r
+from zkv_workers import signals as s
+from zkv_workers.model import BatchState, specs_of
+from zkv_workers.session import Session, SessionConfig
+
+TICK_S = 0.1
+Program = Generator[Any, Any, None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is made of. Times in virtual seconds; probabilities are for each message."""
+
+    policy: str = "bsp"
+    workers: int = 3
+    servers: int = 2
+    batches: int = 6
+    delay_s: float = 0.002
+    reorder: bool = False
+    loss: float = 0.0
+    duplicate: float = 0.0
+    crashes: int = 0
+    restart: bool = True
+    compute_s: tuple[float, ...] = (0.02, 0.05, 0.07)
+    optimizer: str = "momentum:lr=0.1,momentum=0.9"
+    window_bytes: int = 1 << 20
+    budget_bytes: int = 0
+    uneven: bool = False
+    until_s: float = 400.0
+
+
+@dataclass
+class Pushed:
+    """One contribution as its worker made it, and what it was told of it."""
+
+    worker: int
+    token: int
+    weight: float
+    gradients: dict[str, Array]
+    fate: s.Fate | None = None
+
+
+@dataclass
+class SimWorker:
+    session: Session
+    program: Program | None = None
+    alive: bool = True
+    waiting: int = 0
+    state: BatchState | None = None
+    sleeping: int = 0
+    calls: dict[int, Callable[[Any], None]] = field(default_factory=dict)
+    tokens: int = 0
+
+
+class Sim:
+    """One run. `run()` returns when all programs have ended, or raises AssertionError."""
+
+    def __init__(self, seed: int, options: Options) -> None:
+        self.seed, self.options = seed, options
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.count = 0
+        self.contributions: dict[tuple[int, int], Pushed] = {}
+        self.fifo: dict[Any, float] = {}
+        self.notes: list[str] = []
+        self.ended = 0
+        self.tokens = 0
+        config = r.RouterConfig(
+            address="tcp://sim:1",
+            policy=policy(options.policy),
+            servers=options.servers,
+            workers=options.workers,
+            optimizer=options.optimizer,
+            worker_lost_s=3.0,
+            server_lost_s=60.0,
+        )
+        self.router = r.Router(config, term=1, instance=self.number())
+        self.nodes = [self._node(index) for index in range(options.servers)]
+        self.workers: dict[bytes, SimWorker] = {}
+        self.routes: dict[int, bytes] = {}
+        for index in range(options.servers):
+            self.later(0.0, lambda i=index: self._do_node(i, self.nodes[i].tick(self.now)))
+            self.later(TICK_S, lambda i=index: self._tick_node(i))
+        self.later(TICK_S, self._tick_router)
+        for rank in range(options.workers):
+            self.later(self.rng.random() * 0.05, lambda i=rank: self.start_worker(i))
+        for _ in range(options.crashes):
+            self.later(0.3 + self.rng.random() * 1.5, self._crash)
+
+    def number(self) -> int:
+        return self.rng.getrandbits(60) | 1
+
+    # --- time and the network --------------------------------------------------------------------
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (self.now + delay_s, self.count, action))
+
+    def carry(self, channel: Any, action: Callable[[], None]) -> None:
+        """Deliver a message over a channel, with this run's faults."""
+        options = self.options
+        copies = 1 + (self.rng.random() < options.duplicate)
+        for _ in range(copies):
+            if self.rng.random() < options.loss:
+                continue
+            at = self.now + options.delay_s * (0.2 + self.rng.expovariate(1.0))
+            if not options.reorder:
+                at = max(at, self.fifo.get(channel, 0.0))
+                self.fifo[channel] = at
+            self.later(at - self.now, action)
+
+    def run(self) -> Sim:
+        while self.ended < self.options.workers:
+            assert self.events and self.now < self.options.until_s, self.story()
+            self.now, _, action = heapq.heappop(self.events)
+            action()
+        return self
+
+    def story(self) -> str:
+        waits = [w.session.requests.reason for w in self.workers.values()]
+        return f"seed {self.seed}, {self.options}: stuck at {self.now:.2f} s; reasons {waits}; {self.notes[-20:]}"
+
+    # --- the broker --------------------------------------------------------------------------
+
+    def _tick_router(self) -> None:
+        self._do_router(self.router.handle(r.Tick(), self.now))
+        self.later(TICK_S, self._tick_router)
+
+    def to_router(self, route: bytes, frame: bytes) -> None:
+        self.carry(
+            (route, "router"),
+            lambda: self._do_router(self.router.handle(r.Received(route, frame), self.now)),
+        )
+
+    def _do_router(self, actions: list[r.Action]) -> None:
+        for action in actions:
+            if isinstance(action, r.Send):
+                self.carry(("router", action.route), lambda a=action: self._from_router(a.route, a.frame))
+            elif isinstance(action, r.Note):
+                self.notes.append(f"{self.now:.2f} {action.text}")
+
+    def _from_router(self, route: bytes, frame: bytes) -> None:
+        if route.startswith(b"s"):
+            index = int(route[1:])
+            self._do_node(index, self.nodes[index].broker_says(frame, self.now))
+        elif (worker := self.workers.get(route)) is not None and worker.alive:
+            self._do_worker(route, worker, worker.session.handle(s.FromBroker(frame), self.now))
+
+    # --- servers -----------------------------------------------------------------------------
+
+    def _node(self, index: int) -> n.Node:
+        config = n.NodeConfig(
+            "tcp://sim:1",
+            f"server-{index}",
+            f"tcp://sim:{100 + index}",
+            budget_bytes=self.options.budget_bytes,
+            window_bytes=self.options.window_bytes,
+        )
+        return n.Node(config, instance=self.number(), now=0.0)
+
+    def place(self, server: int) -> int:
+        """Return which node the broker has given this index (they are counted as they announce)."""
+        return int(self.router.members.servers[server].hello.address.rpartition(":")[2]) - 100
+
+    def _tick_node(self, index: int) -> None:
+        self._do_node(index, self.nodes[index].tick(self.now))
+        self.later(TICK_S, lambda: self._tick_node(index))
+
+    def _do_node(self, index: int, actions: list[n.Action]) -> None:
+        for action in actions:
+            if isinstance(action, n.SendControl):
+                self.to_router(b"s%d" % index, action.frame)
+            elif isinstance(action, n.ToWorker):
+                route = self.routes.get(action.incarnation)
+                if route is not None:
+                    # Values on the wire are what they are at this moment: bytes, not references.
+                    header = encode_data(action.message)
+                    payload = None if action.payload is None else action.payload.view(np.uint8).copy()
+                    self.carry((index, route), lambda h=header, p=payload, t=route: self._to_worker(t, h, p))
+            elif isinstance(action, n.Failed):
+                raise AssertionError(f"server {index} failed: {action.error}; {self.story()}")
+
+    def _to_worker(self, route: bytes, header: bytes, payload: Array | None) -> None:
+        worker = self.workers.get(route)
+        if worker is not None and worker.alive:
+            message = decode_data(header, None if payload is None else payload.nbytes)
+            self._do_worker(route, worker, worker.session.handle(s.FromServer(message, payload), self.now))
+
+    def _to_node(self, route: bytes, index: int, header: bytes, payload: Array | None) -> None:
+        message = decode_data(header, None if payload is None else payload.nbytes)
+        who = message.contribution.incarnation if isinstance(message, d.Push | d.Done) else message.incarnation
+        self.routes[who] = route
+        self._do_node(index, self.nodes[index].worker_says(message, payload, self.now))
+
+    # --- workers -----------------------------------------------------------------------------
+
+    def start_worker(self, rank: int, life: int = 0) -> None:
+        route = b"w%d.%d" % (rank, life)
+        config = SessionConfig(
+            name=f"worker-{rank}.{life}",
+            broker="tcp://sim:1",
+            rank=rank,
+            world=self.options.workers,
+            wait_timeout_s=300.0,
+            window_bytes=self.options.window_bytes,
+        )
+        worker = SimWorker(Session(config, instance=self.number()))
+        self.workers[route] = worker
+        worker.program = self._program(rank, worker)
+        self.later(0.0, lambda: self._advance(route, worker, None))
+        self.later(TICK_S, lambda: self._tick_worker(route, worker))
+
+    def _tick_worker(self, route: bytes, worker: SimWorker) -> None:
+        if worker.alive:
+            self._do_worker(route, worker, worker.session.handle(s.Tick(), self.now))
+            self.later(TICK_S, lambda: self._tick_worker(route, worker))
+
+    def feed(self, route: bytes, worker: SimWorker, event: s.Input) -> None:
+        self._do_worker(route, worker, worker.session.handle(event, self.now))
+
+    def _do_worker(self, route: bytes, worker: SimWorker, actions: list[s.Output]) -> None:
+        for action in actions:
+            match action:
+                case s.SendControl(frame):
+                    self.to_router(route, frame)
+                case s.SendData(server, message, payload):
+                    header = encode_data(message)
+                    bits = None if payload is None else payload.view(np.uint8).copy()
+                    self.carry(
+                        (route, server),
+                        lambda i=self.place(server), h=header, p=bits: self._to_node(route, i, h, p),
+                    )
+                case s.Answer(token, value):
+                    self.later(0.0, lambda t=token, v=value: self._answered(route, worker, t, v))
+                case s.Fail(token, error):
+                    self.later(0.0, lambda t=token, e=error: self._answered(route, worker, t, e))
+                case s.CancelBatch(batch):
+                    if worker.state is not None and worker.state.number == batch:
+                        worker.state.cancelled = True
+                case s.Narrate(_, text):
+                    self.notes.append(f"{self.now:.2f} {route!r}: {text}")
+
+    def _answered(self, route: bytes, worker: SimWorker, token: int, value: Any) -> None:
+        if not worker.alive:
+            return
+        callback = worker.calls.pop(token, None)
+        if callback is not None:
+            callback(value)
+        elif token == worker.waiting:
+            worker.waiting = 0
+            self._advance(route, worker, value)
+
+    def _advance(self, route: bytes, worker: SimWorker, value: Any) -> None:
+        """Run a worker's program up to its next wait."""
+        if not worker.alive or worker.program is None:
+            return
+        try:
+            if isinstance(value, Exception):
+                wanted = worker.program.throw(value)
+            else:
+                wanted = worker.program.send(value)
+        except StopIteration:
+            worker.alive = False
+            self.ended += 1
+            return
+        if isinstance(wanted, float):
+            self.later(wanted, lambda: self._advance(route, worker, None))
+            return
+        worker.tokens += 1
+        worker.waiting = worker.tokens
+        self.feed(route, worker, wanted(worker.waiting))
+
+    def _crash(self) -> None:
+        """Kill one worker (its memory is gone); it may come back under a new name and incarnation."""
+        living = [(route, w) for route, w in self.workers.items() if w.alive]
+        if len(living) < 2:
+            return
+        if not self.options.restart and not self.commits():
+            # A start line that waits for three workers waits for ever when one never comes back.
+            self.later(0.2, self._crash)
+            return
+        route, worker = self.rng.choice(living)
+        worker.alive = False
+        rank, life = map(int, route[1:].split(b"."))
+        self.notes.append(f"{self.now:.2f} {route!r} crashed")
+        if self.options.restart:
+            self.later(4.0 + self.rng.random(), lambda: self.start_worker(rank, life + 1))
+        else:
+            self.ended += 1
+
+    # --- what workers do ---------------------------------------------------------------------
+
+    def params(self) -> dict[str, Array]:
+        size = 64
+        rng = np.random.default_rng(7)
+        return {
+            "a": np.zeros(4096, np.float64),
+            "b": np.zeros(4096, np.float64),
+            "w": rng.standard_normal((40, 512)).astype(np.float32),
+            "v": rng.standard_normal(size).astype(np.float32),
+        }
+
+    def _program(self, rank: int, worker: SimWorker) -> Program:
+        options = self.options
+        yield s.Join
+        specs, values = specs_of(self.params())
+        specs = [
+            type(spec)(spec.key, spec.dtype, spec.shape, "sum", "sgd:lr=1.0") if spec.key in "ab" else spec
+            for spec in specs
+        ]
+        yield lambda token: s.Initialise(token, tuple(specs), values, False)
+        route = next(where for where, one in self.workers.items() if one is worker)
+        batches = options.batches + (rank if options.uneven else 0)
+        for _ in range(batches):
+            grant = yield s.Begin
+            worker.state = state = BatchState(grant, 1.0 + rank)
+            self._check_grant(grant, state)
+            yield options.compute_s[rank % len(options.compute_s)] * (0.5 + self.rng.random())
+            try:
+                self._push(route, worker, rank, state)
+            except Cancelled:
+                self.feed(route, worker, self._finish(worker, state, None))
+        yield s.Leave
+
+    def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> None:
+        state.check()
+        token, self.tokens = self.tokens, self.tokens + 1
+        rng = np.random.default_rng([self.seed, token])
+        hot = np.zeros(4096)
+        hot[token] = 1.0
+        gradients = {
+            "v": rng.standard_normal(64).astype(np.float32),
+            "w": rng.standard_normal((40, 512)).astype(np.float32),
+            "b": hot,
+            "a": hot.copy(),
+        }
+        pushed = Pushed(rank, token, state.weight, gradients)
+        assert worker.session.member is not None
+        self.contributions[worker.session.member.incarnation, state.number] = pushed
+        for key, gradient in gradients.items():
+            for bid, payload in state.packer.add(key, gradient):
+                self.feed(route, worker, s.SendBlock(state.number, bid, payload))
+        for bid, payload in state.packer.rest():
+            self.feed(route, worker, s.SendBlock(state.number, bid, payload))
+        self.feed(route, worker, self._finish(worker, state, pushed))
+
+    def _finish(self, worker: SimWorker, state: BatchState, pushed: Pushed | None) -> s.Finish:
+        worker.tokens += 1
+
+        def settled(fate: Any) -> None:
+            if pushed is not None and isinstance(fate, s.Fate):
+                pushed.fate = fate
+
+        worker.calls[worker.tokens] = settled
+        return s.Finish(worker.tokens, state.number, state.weight, ())
+
+    # --- laws --------------------------------------------------------------------------------
+
+    def _check_grant(self, grant: s.Grant, state: BatchState) -> None:
+        params = state.params()
+        # Both keys get the same tokens and live on different servers: any tear shows.
+        assert np.array_equal(params["a"], params["b"]), f"a grant mixes versions; {self.story()}"
+        counted = {
+            self.contributions[one.contribution.incarnation, one.contribution.batch].token
+            for commit in self.commits()
+            if commit.version <= grant.version
+            for one in commit.counted
+        }
+        seen = set(np.flatnonzero(params["a"]).tolist())
+        assert seen == counted, f"a grant of version {grant.version} has other values; {self.story()}"
+        slack = self.router.policy.slack
+        if slack is not None:
+            assert grant.clock - grant.slowest <= slack, f"SSP's bound is broken; {self.story()}"
+
+    def commits(self) -> list[Any]:
+        from zkv import control as c
+
+        return [e for e in self.router.entries if isinstance(e, c.Commit) and e.group == MODEL]
+
+    def final(self, key: str) -> Array:
+        layout = self.router.layout
+        kid = layout.kid(key)
+        parts = []
+        for block in layout.blocks_for([kid]):
+            values = self.nodes[self.place(block.server)].shard.store.blocks[block.bid].current.values
+            start = 0
+            for segment in block.segments:
+                if segment.kid == kid:
+                    parts.append((segment.start, values[start : start + segment.stop - segment.start]))
+                start += segment.stop - segment.start
+        return np.concatenate([values for _, values in sorted(parts, key=lambda part: part[0])])
+
+    def check(self) -> None:
+        """Nothing lost, nothing twice, and the same bits as one process that replays the log."""
+        self._settle_servers()
+        counts = -self.final("a")
+        assert np.array_equal(counts, -self.final("b")), f"the servers disagree; {self.story()}"
+        for pushed in self.contributions.values():
+            seen = counts[pushed.token]
+            assert seen in (0.0, 1.0), f"token {pushed.token} counts {seen} times; {self.story()}"
+            if pushed.fate is not None:
+                told = 1.0 if pushed.fate.outcome == "committed" else 0.0
+                assert seen == told, f"token {pushed.token}: {pushed.fate}, but {seen}; {self.story()}"
+        assert counts.sum() == sum(len(commit.counted) for commit in self.commits()), self.story()
+        self._check_bits()
+
+    def _settle_servers(self) -> None:
+        """Let the servers catch up with the log (losses are repaired by resends)."""
+        deadline = self.now + 60.0
+        while any(node.shard.index < len(self.router.entries) for node in self.nodes):
+            assert self.events and self.now < deadline, f"a server never caught up; {self.story()}"
+            self.now, _, action = heapq.heappop(self.events)
+            action()
+
+    def _check_bits(self) -> None:
+        model = {key: value.reshape(-1).copy() for key, value in self.params().items() if key in "vw"}
+        chosen = rule(self.options.optimizer.split(":")[0])
+        slots = {key: tuple(np.zeros_like(value) for _ in chosen.slots) for key, value in model.items()}
+        for count, commit in enumerate(self.commits(), start=1):
+            made = [
+                self.contributions[one.contribution.incarnation, one.contribution.batch]
+                for one in commit.counted
+            ]
+            assert [p.worker for p in made] == sorted(p.worker for p in made), self.story()
+            for key in model:
+                mean = weighted_mean(
+                    [p.gradients[key].reshape(-1) for p in made], [p.weight for p in made]
+                )
+                model[key], slots[key] = update(
+                    chosen, model[key], slots[key], mean, lr=0.1, count=count
+                )
+        for key, value in model.items():
+            assert np.array_equal(value, self.final(key)), f"{key} differs from the replay; {self.story()}"
+
+
+def simulate(seed: int, options: Options) -> Sim:
+    """Run one cluster to its end and check all laws."""
+    sim = Sim(seed, options)
+    try:
+        sim.run()
+    except ZkvError as error:
+        raise AssertionError(f"{error}; {sim.story()}") from error
+    sim.check()
+    return sim
