@@ -6,12 +6,9 @@ which it learnt of the blocks: data that is ahead of the server's log is parked 
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
 
-from zkv.errors import ProtocolError, VersionMismatch
+from zkv.errors import ProtocolError
 from zkv.wire import (
     HEADER_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
@@ -22,6 +19,8 @@ from zkv.wire import (
     Name,
     Text,
     UInt,
+    Weight,
+    compare_versions,
     encode,
 )
 
@@ -48,7 +47,7 @@ class Done(Frozen, frozen=True, tag=3):
 
     contribution: ContributionId
     grant: UInt
-    weight: Annotated[float, Meta(ge=0)]
+    weight: Weight
     bids: list[UInt]
     skipped: list[UInt]
     index: UInt
@@ -123,6 +122,7 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
 
     Raises:
         ProtocolError: not a header, too large, or a payload where none belongs (or the reverse).
+        VersionMismatch: the peer speaks another version.
     """
     if len(header) > HEADER_BYTES_MAX:
         raise ProtocolError(
@@ -131,11 +131,9 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
     try:
         envelope = _decoder.decode(header)
     except Exception as error:
+        compare_versions(header)
         raise ProtocolError(f"not a data header: {error}") from error
-    if envelope.protocol != PROTOCOL_VERSION:
-        raise VersionMismatch(
-            f"data header of protocol {envelope.protocol}, this process speaks {PROTOCOL_VERSION}"
-        )
+    compare_versions(header)
     message = envelope.data
     wants_payload = isinstance(message, Push | Block)
     if wants_payload != (payload_bytes is not None):

@@ -6,11 +6,9 @@ happens between the same two commits everywhere. (term, index) names one entry f
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta
-
-from zkv.wire import BlockSpec, ContributionId, Frozen, Int, KeyEntry, UInt
+from zkv.wire import BlockSpec, ContributionId, Frozen, Int, KeyEntry, UInt, Weight
 
 
 class Init(Frozen, frozen=True, tag=1):
@@ -29,7 +27,7 @@ class Drop(Frozen, frozen=True, tag=2):
 
 
 class Regroup(Frozen, frozen=True, tag=3):
-    """Entry: the key trains alone, as a group of its own; it moves out of its bucket into block `bid`."""
+    """Entry: the key trains alone, as a group of its own; out of its bucket into block `bid`."""
 
     kid: UInt
     group: UInt
@@ -37,7 +35,7 @@ class Regroup(Frozen, frozen=True, tag=3):
 
 
 class Grant(Frozen, frozen=True, tag=4):
-    """Entry: send this worker the named keys (all of the group if none is named) as they are now."""
+    """Entry: send this worker the named keys (none named: all of the group) as they are now."""
 
     incarnation: UInt
     group: Int
@@ -50,7 +48,7 @@ class Counted(Frozen, frozen=True):
     """One contribution of a commit, with its weight in samples."""
 
     contribution: ContributionId
-    weight: Annotated[float, Meta(ge=0)]
+    weight: Weight
 
 
 class Sum(Frozen, frozen=True, tag=5):
@@ -62,7 +60,7 @@ class Sum(Frozen, frozen=True, tag=5):
 
 
 class Commit(Frozen, frozen=True, tag=6):
-    """Entry: this set becomes the update to `version`; `square_sum` is of the gradient over all shards."""
+    """Entry: this set becomes the update to `version`; `square_sum` is over all shards."""
 
     group: UInt
     version: UInt

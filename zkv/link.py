@@ -3,7 +3,8 @@
 ZeroMQ alone is at-most-once: a broken connection loses what was in flight, without a word. A link
 numbers the messages, keeps them until they are acknowledged, sends them again when no
 acknowledgement comes, and drops what arrives twice or out of order (go back N: connections keep
-order, so a gap only follows a loss). Pure: time comes in as `now`, in seconds of any monotonic clock.
+order, so a gap only follows a loss). Pure: time comes in as `now`, in seconds of any monotonic
+clock.
 
 An instance number is drawn by each process at its start, so that a restarted peer is never taken
 for the old one: `receive` then reports `PeerChanged`, the link starts afresh, and whoever owns it
@@ -16,8 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from zkv.control import Message, Packet
-
-MESSAGES_PER_PACKET_MAX = 512
+from zkv.wire import MESSAGES_PER_PACKET_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PeerChanged:
 
 
 class Link:
-    """One end of a link. `resend_s` is the first time-out of an unacknowledged message, in seconds."""
+    """One end of a link. `resend_s`: the first pause before messages go out again, in seconds."""
 
     def __init__(self, instance: int, *, peer: int = 0, resend_s: float = 1.0) -> None:
         self.instance = instance
@@ -60,7 +60,8 @@ class Link:
     def receive(self, packet: Packet, now: float) -> tuple[PeerChanged | None, list[Message]]:
         """Take a packet in; return a change of the peer, if any, and the new messages in order."""
         change: PeerChanged | None = None
-        if packet.source in self._former:
+        if packet.source == 0 or packet.source in self._former:
+            # 0 is no instance; what comes late from one that is gone must not bring it back.
             return None, []
         if packet.source != self.peer:
             change = PeerChanged(packet.source, self.peer)
@@ -105,7 +106,7 @@ class Link:
         return fresh
 
     def outgoing(self, now: float) -> list[Packet]:
-        """Return the packets to send now: what is new, what is overdue, or a bare acknowledgement."""
+        """Return the packets to send now: what is new or overdue, else an acknowledgement."""
         if self._resend_at is not None and now >= self._resend_at:
             self._sent_up_to = self._first_unacked - 1
             self._resend_s = min(self._resend_s * 2, 8 * self._resend_first_s)

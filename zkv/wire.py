@@ -32,9 +32,13 @@ PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
 KEY_BYTES_MAX = 255
 NAME_BYTES_MAX = 255
 DIMENSIONS_MAX = 32
+MESSAGES_PER_PACKET_MAX = 512
+WEIGHT_MAX = 2.0**53
+"""Samples in one contribution: all whole numbers up to here are exact, and none is an infinity."""
 
 UInt = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Weight = Annotated[float, Meta(ge=0, le=WEIGHT_MAX)]
 Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=NAME_BYTES_MAX)]
 Key = Annotated[str, Meta(max_length=KEY_BYTES_MAX)] | Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -161,20 +165,10 @@ def open_envelope(frame: bytes | memoryview) -> Envelope:
     try:
         envelope = _envelope.decode(frame)
     except Exception as error:
-        version = _version_of(frame)
-        if version is not None and version != PROTOCOL_VERSION:
-            raise VersionMismatch(_versions(version)) from error
+        compare_versions(frame)
         raise ProtocolError(f"not a packet: {error}") from error
-    if envelope.protocol != PROTOCOL_VERSION:
-        raise VersionMismatch(_versions(envelope.protocol))
+    compare_versions(frame)
     return envelope
-
-
-def _versions(theirs: int) -> str:
-    return (
-        f"the peer speaks protocol {theirs}, this process speaks {PROTOCOL_VERSION}; "
-        "install the same zkv version on both machines"
-    )
 
 
 class _JustVersion(Struct, array_like=True):
@@ -186,8 +180,18 @@ class _JustVersion(Struct, array_like=True):
 _just_version = msgspec.msgpack.Decoder(_JustVersion)
 
 
-def _version_of(frame: bytes | memoryview) -> int | None:
+def compare_versions(frame: bytes | memoryview) -> None:
+    """Compare a frame's protocol version, if it begins with one, with ours.
+
+    Raises:
+        VersionMismatch: the peer speaks another version; both numbers are named.
+    """
     try:
-        return _just_version.decode(frame).protocol
+        theirs = _just_version.decode(frame).protocol
     except Exception:
-        return None
+        return
+    if theirs != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"the peer speaks protocol {theirs}, this process speaks {PROTOCOL_VERSION}; "
+            "install the same zkv version on both machines"
+        )

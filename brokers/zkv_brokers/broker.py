@@ -13,10 +13,18 @@ from typing import Any
 
 import zmq
 
+from zkv.errors import ConfigError
 from zkv.policy import SyncPolicy
 from zkv_brokers import router as r
 from zkv_net import loop as net
-from zkv_net.sockets import FdSocket, bind, connect, new_socket
+from zkv_net.sockets import (
+    FdSocket,
+    bind,
+    connect,
+    join_address,
+    new_socket,
+    split_address,
+)
 
 log = logging.getLogger("zkv.broker")
 TICK_S = 0.1
@@ -136,8 +144,27 @@ class Broker:
 
 
 def announced(bound: str, chosen: str | None) -> str:
-    """Return the address to print: the chosen host, else what was bound."""
-    return net.advertised(bound, bound, chosen) if chosen else bound
+    """Return the address for others: the chosen host, else what was bound; never a wildcard.
+
+    For a wildcard it is the interface that leads away from this machine, found with an address that
+    belongs to nobody (TEST-NET-1 and the documentation prefix, RFC 5737 and 3849); nothing is sent.
+
+    Raises:
+        ConfigError: a wildcard, and no interface leads away from this machine.
+    """
+    if chosen:
+        return net.advertised(bound, bound, chosen)
+    host, port = split_address(bound)
+    if host not in ("0.0.0.0", "::", "*"):
+        return bound
+    try:
+        toward = "tcp://[2001:db8::1]:9" if host == "::" else "tcp://192.0.2.1:9"
+        return join_address(net.address_toward(toward), port)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{bound} is a wildcard, and this machine has no default route that tells which address "
+            "others reach: name it with --advertise, or bind to it"
+        ) from error
 
 
 class Relay:

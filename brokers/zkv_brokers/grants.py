@@ -59,7 +59,9 @@ class Grants:
     def add(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
         """Pin the blocks of a grant as they are now and queue them for the worker."""
         pieces: dict[int, _Piece] = {}
-        window = self._windows.setdefault(entry.incarnation, Window(self.window_bytes, resend_s=self._resend_s))
+        window = self._windows.setdefault(
+            entry.incarnation, Window(self.window_bytes, resend_s=self._resend_s)
+        )
         for block in blocks:
             piece = self._piece(entry, block)
             pieces[block.bid] = piece

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, UnknownKey
 from zkv.placement import imbalance
+from zkv.policy import policy
 from zkv.wire import MODEL, PULLS, ContributionId
 from zkv_brokers import reasons
 from zkv_brokers.group import Decisions, Group
@@ -48,7 +49,7 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
     )
     if not kids:
         raise UnknownKey("there is no model yet: nothing was initialised, or all keys are plain")
-    model = router.groups.get(MODEL)
+    model = router.groups.model
     version = model.sync.version if model is not None else 0
     out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids))
     clocks = model.sync.clocks if model is not None else {}
@@ -65,6 +66,27 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
         token=message.token,
     )
     out.tell(worker.incarnation, granted)
+
+
+def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
+    """Change a live setting; return from which model version it holds.
+
+    Raises:
+        Refused, ValueError: no such setting, or not a value for it.
+    """
+    match message.setting:
+        case "lr":
+            rate = number(message.value, "lr")
+            router.model_spec = router.model_spec.with_lr(rate)
+            router.plain_spec = router.plain_spec.with_lr(rate)
+            router.log_configuration(out)
+        case "policy":
+            router.groups.switch(policy(message.value), out)
+        case other:
+            raise Refused(f"there is no live setting {other!r}; there are: lr, policy")
+    version = router.groups.version
+    router.hub.note("info", f"{message.setting} is {message.value} from version {version} on")
+    return {"setting": message.setting, "value": message.value, "version": version}
 
 
 def number(text: str, setting: str) -> float:
@@ -117,8 +139,8 @@ def budget_text(router: Router, group: Group) -> str:
 
 def why_waiting(router: Router, worker: Worker) -> str:
     """Return why a worker has no grant, or why its barrier is closed; "" if it does not wait."""
-    group = router.groups.get(MODEL)
-    if worker.incarnation in router._begun:
+    group = router.groups.model
+    if worker.incarnation in router.groups.begun:
         return (
             "the values of the model are not at every server yet: the initialiser is still sending"
             if router.catalog.pending
@@ -126,7 +148,7 @@ def why_waiting(router: Router, worker: Worker) -> str:
         )
 
     def silent_s(other: Worker) -> float:
-        return router._silent_s(other.peer)
+        return router.hub.silent_s(other.peer)
 
     if worker.barrier_token:
         behind = [w for w in router.members.training() if w.barrier < worker.barrier]
@@ -134,7 +156,7 @@ def why_waiting(router: Router, worker: Worker) -> str:
             worker.barrier,
             ", ".join(map(str, behind[:4])) or "contributions on their way to the servers",
         )
-    for number, one in router.groups.items():
+    for number, one in router.groups.by_number.items():
         if number == MODEL and one is group:
             what = "the next batch"
         else:
@@ -148,7 +170,7 @@ def why_waiting(router: Router, worker: Worker) -> str:
 
 def status(router: Router) -> dict[str, Any]:
     """Return how things stand, as plain data for `zkv status --json`."""
-    model = router.groups.get(MODEL)
+    model = router.groups.model
     members = router.members
     clocks = dict(model.sync.clocks) if model is not None else {}
     layout = router.layout
@@ -161,7 +183,7 @@ def status(router: Router) -> dict[str, Any]:
         "version": model.sync.version if model is not None else 0,
         "log_entries": len(router.entries),
         "keys": len(layout.kid_of),
-        "plain_keys": len(router.groups) - (model is not None),
+        "plain_keys": len(router.groups.by_number) - (model is not None),
         "servers_wanted": members.servers_wanted,
         "waiting": reasons.servers_missing(members, router.config.address)
         or reasons.workers_missing(members),
@@ -178,7 +200,7 @@ def status(router: Router) -> dict[str, Any]:
                 "address": server.hello.address,
                 "host": server.hello.host,
                 "pid": server.hello.pid,
-                "last_heard_s": round(router._silent_s(server.peer), 3),
+                "last_heard_s": round(router.hub.silent_s(server.peer), 3),
                 "value_bytes": sum(
                     layout.block_bytes(b)
                     for b in layout.blocks.values()
@@ -195,7 +217,7 @@ def status(router: Router) -> dict[str, Any]:
                 "pid": worker.hello.pid,
                 "observer": worker.hello.observer,
                 "clock": clocks.get(worker.number, 0),
-                "last_heard_s": round(router._silent_s(worker.peer), 3),
+                "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
                 "waiting": why_waiting(router, worker),
             }
             for worker in members.workers.values()

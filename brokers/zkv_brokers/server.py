@@ -56,6 +56,8 @@ class Server:
         self.config = config
         self.address = ""
         self.node: Node | None = None
+        self.on_welcome: Callable[[int, int], None] = lambda index, servers: None
+        """Called with the server's index and how many there are, when a broker lets it in."""
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
         self._routes: dict[int, list[bytes]] = {}
         self._control: FdSocket | None = None
@@ -111,7 +113,11 @@ class Server:
 
     def _from_broker(self, frames: list[zmq.Frame]) -> None:
         if self.node is not None:
+            before = self.node.welcome
             self._carry_out(self.node.broker_says(frames[-1].bytes, self._now()))
+            welcome = self.node.welcome
+            if welcome is not None and welcome is not before:
+                self.on_welcome(welcome.index, welcome.servers)
 
     def _from_worker(self, frames: list[zmq.Frame]) -> None:
         if self.node is None:
