@@ -26,8 +26,9 @@ from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
 from zkv_workers import signals as s
+from zkv_workers.config import SessionConfig
 from zkv_workers.model import BatchState, specs_of
-from zkv_workers.session import Session, SessionConfig
+from zkv_workers.session import Session
 
 TICK_S = 0.1
 Program = Generator[Any, Any, None]
@@ -162,7 +163,9 @@ class Sim:
     def _do_router(self, actions: list[r.Action]) -> None:
         for action in actions:
             if isinstance(action, r.Send):
-                self.carry(("router", action.route), lambda a=action: self._from_router(a.route, a.frame))
+                self.carry(
+                    ("router", action.route), lambda a=action: self._from_router(a.route, a.frame)
+                )
             elif isinstance(action, r.Note):
                 self.notes.append(f"{self.now:.2f} {action.text}")
 
@@ -202,8 +205,13 @@ class Sim:
                 if route is not None:
                     # Values on the wire are what they are at this moment: bytes, not references.
                     header = encode_data(action.message)
-                    payload = None if action.payload is None else action.payload.view(np.uint8).copy()
-                    self.carry((index, route), lambda h=header, p=payload, t=route: self._to_worker(t, h, p))
+                    payload = (
+                        None if action.payload is None else action.payload.view(np.uint8).copy()
+                    )
+                    self.carry(
+                        (index, route),
+                        lambda h=header, p=payload, t=route: self._to_worker(t, h, p),
+                    )
             elif isinstance(action, n.Failed):
                 raise AssertionError(f"server {index} failed: {action.error}; {self.story()}")
 
@@ -211,11 +219,17 @@ class Sim:
         worker = self.workers.get(route)
         if worker is not None and worker.alive:
             message = decode_data(header, None if payload is None else payload.nbytes)
-            self._do_worker(route, worker, worker.session.handle(s.FromServer(message, payload), self.now))
+            self._do_worker(
+                route, worker, worker.session.handle(s.FromServer(message, payload), self.now)
+            )
 
     def _to_node(self, route: bytes, index: int, header: bytes, payload: Array | None) -> None:
         message = decode_data(header, None if payload is None else payload.nbytes)
-        who = message.contribution.incarnation if isinstance(message, d.Push | d.Done) else message.incarnation
+        who = (
+            message.contribution.incarnation
+            if isinstance(message, d.Push | d.Done)
+            else message.incarnation
+        )
         self.routes[who] = route
         self._do_node(index, self.nodes[index].worker_says(message, payload, self.now))
 
@@ -255,7 +269,9 @@ class Sim:
                     bits = None if payload is None else payload.view(np.uint8).copy()
                     self.carry(
                         (route, server),
-                        lambda i=self.place(server), h=header, p=bits: self._to_node(route, i, h, p),
+                        lambda i=self.place(server), h=header, p=bits: self._to_node(
+                            route, i, h, p
+                        ),
                     )
                 case s.Answer(token, value):
                     self.later(0.0, lambda t=token, v=value: self._answered(route, worker, t, v))
@@ -332,7 +348,9 @@ class Sim:
         yield s.Join
         specs, values = specs_of(self.params())
         specs = [
-            type(spec)(spec.key, spec.dtype, spec.shape, "sum", "sgd:lr=1.0") if spec.key in "ab" else spec
+            type(spec)(spec.key, spec.dtype, spec.shape, "sum", "sgd:lr=1.0")
+            if spec.key in "ab"
+            else spec
             for spec in specs
         ]
         yield lambda token: s.Initialise(token, tuple(specs), values, False)
@@ -394,7 +412,9 @@ class Sim:
             for one in commit.counted
         }
         seen = set(np.flatnonzero(params["a"]).tolist())
-        assert seen == counted, f"a grant of version {grant.version} has other values; {self.story()}"
+        assert seen == counted, (
+            f"a grant of version {grant.version} has other values; {self.story()}"
+        )
         slack = self.router.policy.slack
         if slack is not None:
             assert grant.clock - grant.slowest <= slack, f"SSP's bound is broken; {self.story()}"
@@ -409,11 +429,15 @@ class Sim:
         kid = layout.kid(key)
         parts = []
         for block in layout.blocks_for([kid]):
-            values = self.nodes[self.place(block.server)].shard.store.blocks[block.bid].current.values
+            values = (
+                self.nodes[self.place(block.server)].shard.store.blocks[block.bid].current.values
+            )
             start = 0
             for segment in block.segments:
                 if segment.kid == kid:
-                    parts.append((segment.start, values[start : start + segment.stop - segment.start]))
+                    parts.append(
+                        (segment.start, values[start : start + segment.stop - segment.start])
+                    )
                 start += segment.stop - segment.start
         return np.concatenate([values for _, values in sorted(parts, key=lambda part: part[0])])
 
@@ -427,7 +451,9 @@ class Sim:
             assert seen in (0.0, 1.0), f"token {pushed.token} counts {seen} times; {self.story()}"
             if pushed.fate is not None:
                 told = 1.0 if pushed.fate.outcome == "committed" else 0.0
-                assert seen == told, f"token {pushed.token}: {pushed.fate}, but {seen}; {self.story()}"
+                assert seen == told, (
+                    f"token {pushed.token}: {pushed.fate}, but {seen}; {self.story()}"
+                )
         assert counts.sum() == sum(len(commit.counted) for commit in self.commits()), self.story()
         self._check_bits()
 
@@ -440,9 +466,13 @@ class Sim:
             action()
 
     def _check_bits(self) -> None:
-        model = {key: value.reshape(-1).copy() for key, value in self.params().items() if key in "vw"}
+        model = {
+            key: value.reshape(-1).copy() for key, value in self.params().items() if key in "vw"
+        }
         chosen = rule(self.options.optimizer.split(":")[0])
-        slots = {key: tuple(np.zeros_like(value) for _ in chosen.slots) for key, value in model.items()}
+        slots = {
+            key: tuple(np.zeros_like(value) for _ in chosen.slots) for key, value in model.items()
+        }
         for count, commit in enumerate(self.commits(), start=1):
             made = [
                 self.contributions[one.contribution.incarnation, one.contribution.batch]
@@ -457,7 +487,9 @@ class Sim:
                     chosen, model[key], slots[key], mean, lr=0.1, count=count
                 )
         for key, value in model.items():
-            assert np.array_equal(value, self.final(key)), f"{key} differs from the replay; {self.story()}"
+            assert np.array_equal(value, self.final(key)), (
+                f"{key} differs from the replay; {self.story()}"
+            )
 
 
 def simulate(seed: int, options: Options) -> Sim:

@@ -15,8 +15,8 @@ from zkv.errors import Cancelled, ConfigError
 from zkv.layout import check_key
 from zkv.wire import MODEL, KeySpec
 from zkv_workers import signals as s
+from zkv_workers.config import SessionConfig
 from zkv_workers.packing import Packer, to_host, unpack
-from zkv_workers.session import SessionConfig
 
 Key = str | int
 

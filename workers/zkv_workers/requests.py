@@ -6,13 +6,9 @@ Every wait is bounded, and says for whom. Pure: time comes in as `now`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from zkv.errors import ClusterNotReady, WaitTimeout
+from zkv_workers.config import SessionConfig
 from zkv_workers.signals import Fail, Narrate, Output
-
-if TYPE_CHECKING:
-    from zkv_workers.session import SessionConfig
 
 
 @dataclass(slots=True)

@@ -19,32 +19,12 @@ from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import MODEL, PULLS, SEEDS, ContributionId, open_envelope
 from zkv_workers import signals as s
+from zkv_workers.config import SessionConfig
+from zkv_workers.cycle import Cycle
 from zkv_workers.packing import cut
 from zkv_workers.plain import PlainPushes
 from zkv_workers.requests import Requests
 from zkv_workers.transfers import Assembly, Downloads, Uploads
-
-
-@dataclass(frozen=True, slots=True)
-class SessionConfig:
-    """Who this worker is and how patient it is. Times in seconds, sizes in bytes."""
-
-    name: str
-    broker: str
-    rank: int = -1
-    world: int = 0
-    observer: bool = False
-    host: str = "?"
-    pid: int = 0
-    connect_timeout_s: float = 60.0
-    wait_timeout_s: float = 600.0
-    narrate_after_s: float = 2.0
-    narrate_every_s: float = 5.0
-    broker_lost_s: float = 10.0
-    beat_s: float = 0.5
-    resend_s: float = 2.0
-    link_resend_s: float = 1.0
-    window_bytes: int = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -77,15 +57,8 @@ class Session:
         self.requests = Requests(config)
         self.plain = PlainPushes()
         self._link = Link(instance, resend_s=config.link_resend_s)
-        self._seeds: dict[int, s.Initialise] = {}
+        self._cycle = Cycle()
         self._offers: dict[int, s.Initialise] = {}
-        self._granted: c.Granted | None = None
-        self._blocks: dict[int, Array] = {}
-        self._complete = False
-        self._begin_token = 0
-        self._begun = False
-        self._batch = 0
-        self._batch_grant: tuple[int, int] | None = None
         self._open: dict[tuple[int, int], _Open] = {}
         self._pulls: list[s.Pull] = []
         self._barrier = 0
@@ -132,8 +105,8 @@ class Session:
                 self._withdraw(batch)
             case s.GiveUp(token):
                 self.requests.close(token)
-                if token == self._begin_token:
-                    self._begin_token = 0
+                if token == self._cycle.token:
+                    self._cycle.token = 0
             case _:
                 self._call(event)
 
@@ -150,9 +123,9 @@ class Session:
                 self._link.send(c.Offer(token, list(event.specs), event.plain))
             case s.Begin(token):
                 self.requests.open(token, "the next batch", self.now)
-                self._begin_token = token
-                if not self._begun:
-                    self._begun = True
+                self._cycle.token = token
+                if not self._cycle.asked:
+                    self._cycle.asked = True
                     self._link.send(c.Begin())
                 self._answer_begin()
             case s.PushPlain(token=token, key=key):
@@ -171,8 +144,7 @@ class Session:
                 self._send_pulls()
             case s.Barrier(token):
                 self._barrier += 1
-                # A batch after the barrier has to be asked for: while we wait, we take part in nothing.
-                self._begun = False
+                self._cycle.pause()
                 self.requests.open(token, f"barrier {self._barrier}", self.now)
                 self._link.send(c.Barrier(token, self._barrier))
             case s.Leave(token):
@@ -194,81 +166,63 @@ class Session:
         )
 
     def _answer_begin(self) -> None:
-        granted, token = self._granted, self._begin_token
-        if granted is None or not self._complete or not token:
-            return
-        self._begin_token = 0
-        self._batch += 1
-        self._batch_grant = (self._batch, granted.grant)
-        self.started = True
-        answer = s.Grant(
-            self._batch,
-            granted.grant,
-            granted.version,
-            granted.clock,
-            granted.slowest,
-            granted.fastest,
-            dict(self._blocks),
-            self.layout.snapshot(),
-        )
-        self._answer(token, answer)
+        begun = self._cycle.begin(self.layout)
+        if begun is not None:
+            self.started = True
+            self._answer(*begun)
 
     def _answer(self, token: int, value: object) -> None:
         if self.requests.close(token):
             self._out.append(s.Answer(token, value))
 
-    def _current(self, batch: int) -> ContributionId | None:
-        """Return the contribution of the batch that is being computed, None if it was cancelled."""
-        if self._batch_grant is None or self._batch_grant[0] != batch or self.member is None:
-            return None
-        return ContributionId(self.member.incarnation, MODEL, batch)
+    def _mine(self, group: int, batch: int) -> ContributionId:
+        assert self.member is not None, "nothing is contributed before the welcome"
+        return ContributionId(self.member.incarnation, group, batch)
 
     def _send_block(self, batch: int, bid: int, payload: Array) -> None:
-        name = self._current(batch)
-        if name is not None and self._batch_grant is not None:
-            self.uploads.push(name, self._batch_grant[1], bid, payload, self.index)
+        grant = self._cycle.grant_of(batch)
+        if grant is not None:
+            self.uploads.push(self._mine(MODEL, batch), grant, bid, payload, self.index)
 
     def _finish(self, event: s.Finish) -> None:
-        name = self._current(event.batch)
+        grant = self._cycle.grant_of(event.batch)
         self.counts["batches"] += 1
         self.requests.open(event.token, f"the fate of batch {event.batch}", self.now, None)
-        if name is None or self._batch_grant is None:
+        if grant is None:
             self.counts["cancelled"] += 1
             self._answer(event.token, s.Fate(None, "cancelled: the update happened without it"))
             return
-        grant = self._batch_grant[1]
-        self._batch_grant = self._granted = None
+        self._cycle.finish()
+        name = self._mine(MODEL, event.batch)
         self._conclude(name, grant, event.weight, event.skipped, event.token)
 
     def _conclude(
-        self, name: ContributionId, grant: int, weight: float, skipped: tuple[int, ...], token: int
+        self,
+        name: ContributionId,
+        grant: int,
+        weight: float,
+        skipped: tuple[int, ...],
+        token: int,
     ) -> None:
         """Say to every server of the group, and to the broker, that a contribution is complete."""
-        absent = set(skipped)
-        by_server: dict[int, list[int]] = {}
-        for block in self.layout.blocks_in(name.group):
-            sent = by_server.setdefault(block.server, [])
-            if not absent.issuperset(block.kids):
-                sent.append(block.bid)
-        for server, bids in by_server.items():
-            self.uploads.done(server, d.Done(name, grant, weight, bids, list(skipped), self.index))
+        self.uploads.conclude(name, grant, weight, skipped, self.index)
         self._open[name.group, name.batch] = _Open(name, grant, token)
         self._link.send(c.Finish(name, grant, weight))
 
     def _withdraw(self, batch: int) -> None:
-        name = self._current(batch)
-        if name is None or self._batch_grant is None:
-            return
-        self.uploads.forget(name)
-        self._link.send(c.Withdraw(name, self._batch_grant[1]))
-        self._batch_grant = None
+        grant = self._cycle.grant_of(batch)
+        if grant is not None:
+            name = self._mine(MODEL, batch)
+            self.uploads.forget(name)
+            self._link.send(c.Withdraw(name, grant))
+            self._cycle.withdraw()
 
     def _push_plain(self, group: int) -> None:
         ready = self.plain.take(group)
         if ready is None or self.member is None:
             return
         push, grant, batch, kid = ready
-        name = ContributionId(self.member.incarnation, group, batch)
+        name = self._mine(group, batch)
         self.started = True
         self.counts["plain"] += 1
         for bid, payload in cut(
@@ -326,12 +280,12 @@ class Session:
         self.plain.clear()
         self.layout.clear()
         self.member = None
-        self._seeds.clear()
-        self._granted, self._complete, self.index = None, False, 0
+        self._cycle.restart()
+        self.index = 0
         self._hello()
         for offer in self._offers.values():
             self._link.send(c.Offer(offer.token, list(offer.specs), offer.plain))
-        if self._begun:
+        if self._cycle.asked:
             self._link.send(c.Begin())
         for token in self.requests.named("barrier"):
             self._link.send(c.Barrier(token, self._barrier))
@@ -404,13 +358,7 @@ class Session:
             return
         keys = {entry.spec.key for entry in message.keys}
         offer = next(o for o in self._offers.values() if {spec.key for spec in o.specs} == keys)
-        name = ContributionId(self.member.incarnation, SEEDS, message.init)
-        bids: dict[int, list[int]] = {}
-        for bid, payload in cut(self.layout, message.blocks, offer.values).items():
-            server = self.uploads.push(name, message.init, bid, payload, message.index)
-            bids.setdefault(server, []).append(bid)
-        for server, sent in bids.items():
-            self.uploads.done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
+        self.uploads.seed(self._mine(SEEDS, message.init), message, offer.values)
 
     def _replied(self, token: int, value: object) -> None:
         if token in self._offers:
@@ -434,7 +382,7 @@ class Session:
             blocks = self.layout.blocks_for(message.kids)
             self._arrived(self.downloads.expect(message, blocks, self.now))
         elif message.group == MODEL:
-            self._granted, self._complete = message, not message.bytes_follow
+            self._cycle.granted(message)
             if message.bytes_follow:
                 blocks = self.layout.blocks_in(MODEL)
                 self._arrived(self.downloads.expect(message, blocks, self.now))
@@ -448,16 +396,9 @@ class Session:
         if group != MODEL:
             self.plain.cancelled(group, grant)
             return
-        if self._granted is not None and self._granted.grant == grant:
-            self._granted = None
-        if (
-            self._batch_grant is not None
-            and self._batch_grant[1] == grant
-            and self.member is not None
-        ):
-            batch = self._batch_grant[0]
-            self.uploads.forget(ContributionId(self.member.incarnation, MODEL, batch))
-            self._batch_grant = None
+        batch = self._cycle.cancel(grant)
+        if batch is not None:
+            self.uploads.forget(self._mine(MODEL, batch))
             self._out.append(s.CancelBatch(batch))
 
     def _settled(self, group: int, batch: int, version: int, why: str) -> None:
@@ -508,9 +449,8 @@ class Session:
             self._answer(granted.token, values)
             return
         self._link.send(c.Received(granted.group, granted.grant))
-        if self._granted is not None and self._granted.grant == granted.grant:
-            self._blocks, self._complete = assembly.blocks, True
-            self._answer_begin()
+        self._cycle.arrived(granted.grant, assembly.blocks)
+        self._answer_begin()
 
     # --- time --------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ is settled. Blocks that arrive are put together by grant; what is missing for to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zkv import control as c
@@ -16,6 +16,7 @@ from zkv.dtypes import DTYPES, Array
 from zkv.layout import Layout
 from zkv.window import Window
 from zkv.wire import BlockSpec, ContributionId
+from zkv_workers.packing import cut
 from zkv_workers.signals import SendData
 
 EARLY_BLOCKS_MAX = 4096
@@ -64,8 +65,36 @@ class Uploads:
         self.bytes_sent += payload.nbytes
         return server
 
-    def done(self, server: int, message: d.Done) -> None:
-        """Queue the end of a contribution for one server."""
+    def conclude(
+        self,
+        name: ContributionId,
+        grant: int,
+        weight: float,
+        skipped: Sequence[int],
+        index: int,
+    ) -> None:
+        """Queue the end of a contribution for every server of its group (rule 8)."""
+        absent = set(skipped)
+        by_server: dict[int, list[int]] = {}
+        for block in self._layout.blocks_in(name.group):
+            sent = by_server.setdefault(block.server, [])
+            if not absent.issuperset(block.kids):
+                sent.append(block.bid)
+        for server, bids in by_server.items():
+            self._done(server, d.Done(name, grant, weight, bids, list(skipped), index))
+
+    def seed(
+        self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
+    ) -> None:
+        """Queue the initial values of an initialisation: they are pushed like a contribution."""
+        bids: dict[int, list[int]] = {}
+        for bid, payload in cut(self._layout, message.blocks, values).items():
+            server = self.push(name, message.init, bid, payload, message.index)
+            bids.setdefault(server, []).append(bid)
+        for server, sent in bids.items():
+            self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
+
+    def _done(self, server: int, message: d.Done) -> None:
         self._window(server).offer((message.contribution, -1), 0, SendData(server, message, None))
 
     def acknowledged(self, message: d.Ack, now: float) -> None:
