@@ -8,13 +8,12 @@ order, keeps contributions until the log settles them, and sends what grants say
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from zkv import control as c
 from zkv import data_messages as d
-from zkv.dtypes import Array, all_finite
+from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.optim import clip_factor
@@ -22,10 +21,13 @@ from zkv.optimizer_spec import OptimizerSpec
 from zkv.wire import MODEL, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
-from zkv_brokers.store import Settings, Share, Store, spans
+from zkv_brokers.guards import Problem, aligned, check_push
+from zkv_brokers.store import Settings, Share, Store
 
 PARKED_BYTES_MAX = 256 * 1024 * 1024
 """How much data that is ahead of the log is kept; beyond it the worker's resend brings it again."""
+PARKED_HEADER_BYTES = 1024
+"""What a parked header counts, so that headers without a payload are bounded too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Shard:
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
         self._inits: dict[int, c.Init] = {}
+        self._seed_bids: dict[int, frozenset[int]] = {}
+        self._groups: set[int] = set()
         self._held: list[tuple[ContributionId, int]] = []
         self._parked = _Parked()
 
@@ -111,7 +115,7 @@ class Shard:
             case c.Log(term=term, index=index, entries=entries):
                 if term < self.term or index != self.index:
                     raise ProtocolError(
-                        f"log entry ({term}, {index}) where ({self.term}, {self.index}) was expected"
+                        f"log entry ({term}, {index}), expected ({self.term}, {self.index})"
                     )
                 for entry in entries:
                     self._apply(entry, out)
@@ -124,6 +128,9 @@ class Shard:
         match entry:
             case c.Init():
                 self._inits[entry.init] = entry
+                mine = (block.bid for block in entry.blocks if block.server == self.number)
+                self._seed_bids[entry.init] = frozenset(mine)
+                self._groups.add(MODEL)
                 self.layout.add(entry.keys, entry.blocks)
             case c.Drop(init=init):
                 self._drop(init)
@@ -157,6 +164,7 @@ class Shard:
 
     def _drop(self, init: int) -> None:
         entry = self._inits.pop(init)
+        del self._seed_bids[init]
         kids = [key.kid for key in entry.keys if key.spec.same_as is None]
         for block in self.layout.blocks_for(kids):
             self.store.blocks.pop(block.bid, None)
@@ -164,6 +172,7 @@ class Shard:
         self.contributions.discard(entry.incarnation, SEEDS, init, -1)
 
     def _regroup(self, kid: int, group: int, bid: int) -> None:
+        self._groups.add(group)
         (before, *rest) = self.layout.blocks_for([kid])
         self.layout.regroup(kid, group, bid)
         if not rest and bid in self.layout.blocks and before.server == self.number:
@@ -184,7 +193,12 @@ class Shard:
     def _shares(self, block: BlockSpec, counted: list[c.Counted]) -> list[Share]:
         shares = []
         for one in counted:
-            held = self.contributions.open[one.contribution]
+            held = self.contributions.open.get(one.contribution)
+            if held is None:
+                raise ProtocolError(
+                    f"server {self.number}: a commit counts {one.contribution}, "
+                    "which is not held here"
+                )
             shares.append(Share(one.weight, held.payloads.get(block.bid), held.skipped))
         return shares
 
@@ -243,7 +257,7 @@ class Shard:
                 raise ProtocolError(f"{type(message).__name__} is not for servers")
 
     def _park(self, event: FromWorker) -> None:
-        size = 0 if event.payload is None else event.payload.nbytes
+        size = PARKED_HEADER_BYTES + (0 if event.payload is None else event.payload.nbytes)
         if self._parked.bytes_held + size <= PARKED_BYTES_MAX:
             self._parked.bytes_held += size
             self._parked.waiting.append(event)
@@ -251,7 +265,9 @@ class Shard:
     def _unpark(self, out: list[Action]) -> None:
         waiting, self._parked = self._parked.waiting, _Parked()
         for event in waiting:
-            self._from_worker(event.message, event.payload, out, 0.0)
+            # What is wrong with one worker's message is no reason to drop the others'.
+            with suppress(ProtocolError):
+                self._from_worker(event.message, event.payload, out, 0.0)
 
     def _ack(self, contribution: ContributionId, bid: int, out: list[Action]) -> None:
         incarnation = contribution.incarnation
@@ -264,74 +280,87 @@ class Shard:
         if self.contributions.is_settled(name, message.grant):
             self._ack(name, message.bid, out)
             return
-        held = self.contributions.at(name, message.grant)
-        if message.bid not in held.payloads and not held.void:
-            problem = self._check(message, payload)
-            if problem is None:
-                block = self.layout.blocks[message.bid]
-                held.payloads[message.bid] = aligned(payload).view(self.layout.dtype(block).stored)
+        held = self._open(name, message.grant)
+        done = held.bids is not None and message.bid not in held.bids
+        if message.bid not in held.payloads and not held.void and not done:
+            block = self.layout.blocks.get(message.bid)
+            if block is None or not self._is_part(name, message.bid):
+                self._void(name, held, self._no_block(name, message.bid), out)
+            elif problem := check_push(self.store, block, message, payload):
+                self._void(name, held, problem, out)
             else:
-                key, reason = problem
-                held.void = True
-                held.payloads.clear()
-                out.append(ToBroker(c.Void(name, message.grant, key, reason)))
+                held.payloads[message.bid] = aligned(payload).view(self.layout.dtype(block).stored)
         self._ack(name, message.bid, out)
         self._report_if_held(name, held)
 
     def _done(self, message: d.Done, out: list[Action]) -> None:
         name = message.contribution
+        if not self.contributions.is_settled(name, message.grant):
+            held = self._open(name, message.grant)
+            strange = [bid for bid in message.bids if not self._is_part(name, bid)]
+            if strange:
+                self._void(name, held, self._no_block(name, strange[0]), out)
+            elif held.bids is None:
+                # Said once: what was reported as held does not change any more.
+                held.weight = message.weight
+                held.bids = self._bids(name, message)
+                held.skipped = frozenset(message.skipped)
+            self._report_if_held(name, held)
         self._ack(name, -1, out)
-        if self.contributions.is_settled(name, message.grant):
+
+    def _open(self, name: ContributionId, grant: int) -> Open:
+        """Return the open contribution, if it is to something that is here to contribute to."""
+        if name.group == SEEDS:
+            entry = self._inits.get(name.batch)
+            if entry is None or entry.incarnation != name.incarnation:
+                raise ProtocolError(
+                    f"incarnation {name.incarnation} sent values of initialisation {name.batch}, "
+                    "which it was not asked for"
+                )
+        elif name.group not in self._groups:
+            raise ProtocolError(
+                f"incarnation {name.incarnation} pushed to group {name.group}, "
+                f"which server {self.number} does not know"
+            )
+        return self.contributions.at(name, grant)
+
+    def _bids(self, name: ContributionId, message: d.Done) -> frozenset[int]:
+        """Return the blocks that make a contribution complete: of initial values, all."""
+        if name.group != SEEDS:
+            return frozenset(message.bids)
+        return self._seed_bids[name.batch]
+
+    def _is_part(self, name: ContributionId, bid: int) -> bool:
+        """Return whether this block is here and belongs to what is contributed to."""
+        if name.group == SEEDS:
+            return bid in self._seed_bids[name.batch]
+        block = self.layout.blocks.get(bid)
+        if block is None or block.server != self.number or not block.segments:
+            return False
+        return self.layout.group_of[block.segments[0].kid] == name.group
+
+    def _no_block(self, name: ContributionId, bid: int) -> Problem:
+        of = "this initialisation" if name.group == SEEDS else f"group {name.group}"
+        return "?", f"server {self.number} holds no block {bid} of {of}"
+
+    def _void(self, name: ContributionId, held: Open, problem: Problem, out: list[Action]) -> None:
+        if held.void or held.reported:
             return
-        held = self.contributions.at(name, message.grant)
-        held.weight = message.weight
-        held.bids = frozenset(message.bids)
-        held.skipped = frozenset(message.skipped)
-        self._report_if_held(name, held)
+        key, reason = problem
+        held.void = True
+        held.payloads.clear()
+        out.append(ToBroker(c.Void(name, held.grant, key, reason)))
 
     def _report_if_held(self, name: ContributionId, held: Open) -> None:
-        if held.void or held.reported or not held.complete:
+        if held.void or held.reported or not held.complete or held.bids is None:
             return
         held.reported = True
+        held.payloads = {bid: held.payloads[bid] for bid in sorted(held.bids)}
         if name.group == SEEDS:
             for bid, payload in held.payloads.items():
                 self.store.put(self.layout.blocks[bid], payload.copy())
             self.contributions.settle(name)
         self._held.append((name, held.grant))
-
-    def _check(self, message: d.Push, payload: Array) -> tuple[str | int, str] | None:
-        """Return (key, reason) if a guard refuses the block, None if it may count."""
-        block = self.layout.blocks.get(message.bid)
-        if block is None or block.server != self.number or not block.segments:
-            return "?", f"server {self.number} holds no block {message.bid}"
-        first = self.layout.entries[block.segments[0].kid].spec
-        if message.codec != "none":
-            return first.key, f"codec {message.codec!r} is not known to server {self.number}"
-        bytes_expected = self.layout.block_bytes(block)
-        if payload.nbytes != bytes_expected:
-            return (
-                first.key,
-                f"{payload.nbytes} bytes where block {message.bid} has {bytes_expected}",
-            )
-        if message.contribution.group == SEEDS:
-            return None
-        return self._check_values(block, aligned(payload))
-
-    def _check_values(self, block: BlockSpec, payload: Array) -> tuple[str | int, str] | None:
-        dtype = self.layout.dtype(block)
-        kid = block.segments[0].kid
-        if not dtype.floating and self.store.spec_for(kid).rule.name != "assign":
-            key, rule = self.layout.entries[kid].spec.key, self.store.spec_for(kid).rule.name
-            return (
-                key,
-                f"rule {rule} cannot update {dtype.name}; initialise the key with rule='assign'",
-            )
-        stored = payload.view(dtype.stored)
-        for segment, start, stop in spans(block):
-            spec = self.layout.entries[segment.kid].spec
-            if not spec.allow_nan and not all_finite(stored[start:stop], dtype):
-                return spec.key, "the gradient has NaN or Inf; allow it with allow_nan=True at init"
-        return None
 
     def status(self) -> dict[str, object]:
         """Return figures for a status report."""
@@ -344,13 +373,3 @@ class Shard:
             "contribution_bytes": self.contributions.bytes_held,
             "model_version": self.versions.get(MODEL, 0),
         }
-
-
-def aligned(payload: Array) -> Array:
-    """Return the bytes at an address that any dtype can be viewed at.
-
-    Received frames below about 8 KiB start at any address (libzmq packs them into one buffer).
-    """
-    if payload.ctypes.data % 8 == 0:
-        return payload
-    return np.array(payload, copy=True)

@@ -1,13 +1,14 @@
 """The values that one server holds: blocks, optimizer state, and how a commit changes them.
 
 A block's values are immutable while somebody still has to receive them (rule 3): a commit then
-writes a new array, and only writes in place where no version is pinned. Knows no sockets and no log.
+writes a new array, and only writes in place where no version is pinned. Knows no sockets and no
+log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class Pinned:
 
 @dataclass(slots=True)
 class BlockState:
-    """A block on its server: stored values, wide master copy if the dtype is a half, state, counts."""
+    """A block on its server: stored values, for halves a wide master copy, state, counts."""
 
     current: Pinned
     master: Array | None
@@ -44,7 +45,7 @@ class BlockState:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one contribution says of one block: its payload (None: all keys skipped), who is skipped."""
+    """What one contribution says of one block: its payload (None: no key of it), skipped keys."""
 
     weight: float
     payload: Array | None
@@ -107,7 +108,7 @@ class Store:
         )
 
     def split_out(self, kid: int, before: BlockSpec, bid: int) -> None:
-        """Move one key's values out of bucket `before` into block `bid` (the key trains alone now)."""
+        """Move a key's values out of bucket `before` into block `bid`: it trains alone now."""
         self._rules.pop(kid, None)
         state = self.blocks[before.bid]
         (span,) = [(start, stop) for segment, start, stop in spans(before) if segment.kid == kid]
@@ -142,8 +143,8 @@ class Store:
     def aggregate(self, block: BlockSpec, shares: Sequence[Share]) -> Array | None:
         """Return the reduced gradient of a block in its wide dtype, or None if all skip all of it.
 
-        The weighted sum over the fixed tree of rule 15, divided once where the key's `reduce` is
-        mean. All keys of a block have the same `reduce`, by the way that buckets are made.
+        The weighted sum over the fixed tree of rule 15, not divided yet. All keys of a block have
+        the same `reduce`, by the way that buckets are made.
         """
         dtype = self.layout.dtype(block)
         mean = self.reduces_by_mean(block)
@@ -154,17 +155,25 @@ class Store:
                 return None
             wide = widen(share.payload, dtype)
             if mean:
-                return weighted(wide, share.weight)
-            return wide if wide is not share.payload else wide.copy()
+                fresh = weighted(wide, share.weight)
+            else:
+                fresh = wide if wide is not share.payload else wide.copy()
+            for segment, start, stop in spans(block) if share.skipped else ():
+                if segment.kid in share.skipped:
+                    # Whatever was sent there. Adding -0.0 changes no bit of a sum (+0.0 would turn
+                    # -0.0 around), so that it is as if the key had a block of its own.
+                    fresh[start:stop] = -0.0
+            return fresh
 
-        with np.errstate(all="ignore"):
-            return tree_sum(term, len(shares))
+        return tree_sum(term, len(shares))
 
     def reduces_by_mean(self, block: BlockSpec) -> bool:
         """Return whether contributions to this block are averaged by weight (else added)."""
         kid = block.segments[0].kid
-        spec = self.layout.entries[kid].spec
-        return (spec.reduce or ("mean" if self.layout.group_of[kid] == MODEL else "sum")) == "mean"
+        reduce = self.layout.entries[kid].spec.reduce
+        if reduce:
+            return reduce == "mean"
+        return self.layout.group_of[kid] == MODEL and self.layout.dtype(block).floating
 
     def square_sums(self, block: BlockSpec, shares: Sequence[Share], version: int) -> float:
         """Return Σ g² (float64) of the reduced gradient, over the keys that will be updated."""
@@ -183,16 +192,17 @@ class Store:
         version: int,
         scale: Callable[[OptimizerSpec], float],
     ) -> bool:
-        """Apply one update to a block; `version` is the model's before it. Return whether it changed.
+        """Apply one update to a block; `version` is the model's before it.
 
-        `scale(spec)` is the factor of global-norm clipping (1.0 for none).
+        Return whether any key had an update. `scale(spec)` is the factor of global-norm clipping
+        (1.0 for none).
         """
         total = self.aggregate(block, shares)
-        if total is None:
+        runs = list(self._runs(block, shares, version))
+        if total is None or not runs:
             return False
         dtype = self.layout.dtype(block)
         state = self.blocks[block.bid]
-        runs = list(self._runs(block, shares, version))
         self._prepare(state, runs, dtype)
         if state.current.pins:
             state.current = Pinned(state.current.values.copy())
@@ -224,57 +234,63 @@ class Store:
         """Make fresh state where the rule is not the one that the state belongs to."""
         for run in runs:
             if state.rule != run.rule.name:
+                if state.rule:
+                    state.counts = dict.fromkeys(state.counts, 0)
                 wide = state.master if state.master is not None else state.current.values
                 if wide.dtype != dtype.wide:
                     wide = widen(wide, dtype)
                 state.rule, state.slots = run.rule.name, init_slots(run.rule, wide)
 
-    def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[_Run]:
-        """Yield the runs of keys that this update changes, neighbours that are alike joined."""
+    def _updated(
+        self, block: BlockSpec, shares: Sequence[Share]
+    ) -> Iterator[tuple[Segment, int, int, float]]:
+        """Yield (segment, start, stop, divisor) of the keys that this update changes.
+
+        Left alone is a key that everybody skipped, and one whose mean would be over no sample.
+        """
         mean = self.reduces_by_mean(block)
-        everyone = float(np.sum(np.asarray([share.weight for share in shares], dtype=np.float64)))
-        state = self.blocks[block.bid]
-        pending: _Run | None = None
+        everyone = total_weight(shares)
         all_present = all(share.payload is not None and not share.skipped for share in shares)
-        rates: dict[int, float] = {}
         for segment, start, stop in spans(block):
             present = shares if all_present else present_in(shares, segment.kid)
             if not present:
                 continue
-            if not mean:
-                divisor = 1.0
-            elif all_present or self.layout.entries[segment.kid].spec.absent == "zero":
-                divisor = everyone
-            else:
-                divisor = float(np.sum(np.asarray([s.weight for s in present], dtype=np.float64)))
+            divisor = everyone if mean else 1.0
+            if mean and not all_present and self.layout.entries[segment.kid].spec.absent == "out":
+                divisor = total_weight(present)
+            if divisor > 0.0:
+                yield segment, start, stop, divisor
+
+    def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[_Run]:
+        """Yield the runs of keys that this update changes, neighbours that are alike joined."""
+        state = self.blocks[block.bid]
+        pending: _Run | None = None
+        rates: dict[int, float] = {}
+        for segment, start, stop, divisor in self._updated(block, shares):
             spec, rule, lr_factor = self._rule_for(segment.kid)
             if id(spec) not in rates:
                 rates[id(spec)] = spec.lr_at(version)
-            if state.rule not in ("", rule.name):
-                state.counts[segment.kid] = 0
-            run = _Run(
-                start,
-                stop,
-                rule,
-                rates[id(spec)] * lr_factor,
-                state.counts[segment.kid] + 1,
-                divisor,
-            )
+            count = 0 if state.rule not in ("", rule.name) else state.counts[segment.kid]
+            lr = rates[id(spec)] * lr_factor
+            run = _Run(start, stop, rule, lr, count + 1, divisor)
             if pending is not None and _alike(pending, run):
-                pending = _Run(pending.start, stop, rule, run.lr, run.count, divisor)
-                continue
-            if pending is not None:
+                run = replace(run, start=pending.start)
+            elif pending is not None:
                 yield pending
             pending = run
         if pending is not None:
             yield pending
 
     def count(self, block: BlockSpec, shares: Sequence[Share]) -> None:
-        """Note that the keys that anybody contributed to have had one more update."""
+        """Note that the keys that this commit has changed have had one more update."""
         counts = self.blocks[block.bid].counts
-        for segment in block.segments:
-            if present_in(shares, segment.kid):
-                counts[segment.kid] += 1
+        for segment, _, _, _ in self._updated(block, shares):
+            counts[segment.kid] += 1
+
+
+def total_weight(shares: Sequence[Share]) -> float:
+    """Return the samples in all these shares, summed in float64."""
+    return float(np.sum(np.asarray([share.weight for share in shares], dtype=np.float64)))
 
 
 def present_in(shares: Sequence[Share], kid: int) -> list[Share]:

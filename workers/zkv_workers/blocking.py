@@ -12,40 +12,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from zkv.dtypes import Array
-from zkv.errors import Cancelled, Closed, WaitTimeout, ZkvError
+from zkv.errors import Cancelled, Closed, ZkvError
 from zkv_net.loop import loop_factory
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.driver import Driver
 from zkv_workers.faces import Clock, Key, Ledger
 from zkv_workers.model import BatchState, check_weight, session_config
+from zkv_workers.waiting import Pushed, copy_result, result_of
 
 Result = TypeVar("Result")
 CLOSE_TIMEOUT_S = 5.0
-
-
-class Pushed:
-    """A plain push on its way. `result()` waits until it is settled."""
-
-    def __init__(self, future: concurrent.futures.Future[s.Fate]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        """Return whether the push is settled."""
-        return self._future.done()
-
-    def result(self, timeout_s: float | None = None) -> str:
-        """Return "committed", "cancelled" or "discarded".
-
-        Raises:
-            PushRefused: a guard refused it; key and reason are named.
-            WaitTimeout: it is not settled within `timeout_s`.
-        """
-        fate = _result(self._future, timeout_s, "the fate of a push")
-        error = faces.refusal(fate)
-        if error is not None:
-            raise error
-        return fate.outcome
 
 
 class Batch:
@@ -118,7 +95,7 @@ class Batch:
             WaitTimeout: it is not settled within `timeout_s`.
         """
         if self._fate is not None:
-            _result(self._fate, timeout_s, f"the fate of batch {self.number}")
+            result_of(self._fate, timeout_s, f"the fate of batch {self.number}")
         return self.outcome
 
     def __enter__(self) -> Batch:
@@ -218,7 +195,7 @@ class Worker:
 
         def begin() -> None:
             inner = self._driver.call(make)
-            inner.add_done_callback(lambda done: _copy(done, outer))
+            inner.add_done_callback(lambda done: copy_result(done, outer))
             outer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(inner.cancel))
 
         self._loop.call_soon_threadsafe(begin)
@@ -393,23 +370,3 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _copy(source: asyncio.Future[Any], target: concurrent.futures.Future[Any]) -> None:
-    if source.cancelled():
-        target.cancel()
-    elif target.set_running_or_notify_cancel():
-        error = source.exception()
-        if error is not None:
-            target.set_exception(error)
-        else:
-            target.set_result(source.result())
-
-
-def _result(future: concurrent.futures.Future[Any], timeout_s: float | None, what: str) -> Any:
-    try:
-        return future.result(timeout_s)
-    except concurrent.futures.TimeoutError:
-        if future.done():
-            raise
-        raise WaitTimeout(f"{what} is not known after {timeout_s} s") from None

@@ -75,12 +75,12 @@ def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key
 def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
     """Return a worker's figures as plain data: counts, seconds, bytes."""
     session = driver.session
-    counts = session.counts
+    counts = session.made.counts
     return {
         "name": session.config.name,
         "batches": counts["batches"],
         "outcomes": {name: counts[name] for name in ("committed", "discarded", "cancelled")},
-        "pulls": counts["pulls"],
+        "pulls": session.pulls,
         "plain_pushes": counts["plain"],
         "wait_s": round(ledger.wait_s, 6),
         "compute_s": round(ledger.compute_s, 6),

@@ -81,7 +81,9 @@ class PlainPushes:
         key = self._keys.get(kid)
         return key is not None and (bool(key.queue) or key.open > 0)
 
-    def clear(self) -> None:
-        """Forget all (the broker started anew, before anything was pushed)."""
+    def clear(self) -> list[int]:
+        """Forget all (the broker started anew, before anything was pushed); return what was queued."""
+        queued = [push.token for key in self._keys.values() for push in key.queue]
         self._keys.clear()
         self._kid_of.clear()
+        return queued

@@ -6,6 +6,7 @@ Every wait is bounded, and says for whom. Pure: time comes in as `now`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from zkv.errors import ClusterNotReady, WaitTimeout
 from zkv_workers.config import SessionConfig
 from zkv_workers.signals import Fail, Narrate, Output
@@ -42,6 +43,10 @@ class Requests:
     def close(self, token: int) -> bool:
         """Forget a call; return whether it was open."""
         return self._open.pop(token, None) is not None
+
+    def is_open(self, token: int) -> bool:
+        """Return whether a call still waits for its answer."""
+        return token in self._open
 
     def named(self, what: str) -> list[int]:
         """Return the open calls whose description begins so."""

@@ -17,23 +17,20 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
-from zkv.wire import MODEL, PULLS, SEEDS, ContributionId, open_envelope
+from zkv.wire import MODEL, PULLS, SEEDS, open_envelope
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
-from zkv_workers.cycle import Cycle
-from zkv_workers.packing import cut
-from zkv_workers.plain import PlainPushes
+from zkv_workers.contributions import Contributions
 from zkv_workers.requests import Requests
 from zkv_workers.transfers import Assembly, Downloads, Uploads
 
 
 @dataclass(slots=True)
-class _Open:
-    """A contribution that is not settled: the call that asked for its fate, if any."""
+class _Reading:
+    """A pull that is not answered, and whether the broker was asked."""
 
-    name: ContributionId
-    grant: int
-    token: int = 0
+    pull: s.Pull
+    asked: bool = False
 
 
 class Session:
@@ -43,24 +40,18 @@ class Session:
         self.config = config
         self.layout = Layout()
         self.member: c.Welcome | None = None
-        self.started = False
-        """Whether anything was granted or pushed: from here on a new broker cannot be joined."""
         self.broken: Exception | None = None
-        self.index = 0
-        self.counts = dict.fromkeys(
-            ("batches", "committed", "cancelled", "discarded", "pulls", "plain"), 0
-        )
         self.uploads = Uploads(
             self.layout, window_bytes=config.window_bytes, resend_s=config.resend_s
         )
         self.downloads = Downloads(self.layout, ask_s=config.resend_s)
         self.requests = Requests(config)
-        self.plain = PlainPushes()
         self._link = Link(instance, resend_s=config.link_resend_s)
-        self._cycle = Cycle()
+        self.made = Contributions(self.layout, self._link, self.uploads, self._answer)
         self._offers: dict[int, s.Initialise] = {}
-        self._open: dict[tuple[int, int], _Open] = {}
-        self._pulls: list[s.Pull] = []
+        """Kept until something is begun: a new broker has to be told again."""
+        self._pulls: dict[int, _Reading] = {}
+        self.pulls = 0
         self._barrier = 0
         self._next_beat = 0.0
         self._out: list[s.Output] = []
@@ -98,15 +89,17 @@ class Session:
             case s.FromServer(message, payload):
                 self._from_server(message, payload)
             case s.SendBlock(batch, bid, payload):
-                self._send_block(batch, bid, payload)
-            case s.Finish():
-                self._finish(event)
+                self.made.send_block(batch, bid, payload)
+            case s.Finish(token=token, batch=batch):
+                self.requests.open(token, f"the fate of batch {batch}", self.now, None)
+                self.made.finish(event)
             case s.Withdraw(batch):
-                self._withdraw(batch)
+                self.made.withdraw(batch)
             case s.GiveUp(token):
                 self.requests.close(token)
-                if token == self._cycle.token:
-                    self._cycle.token = 0
+                self._pulls.pop(token, None)
+                if token == self.made.cycle.token:
+                    self.made.cycle.token = 0
             case _:
                 self._call(event)
 
@@ -123,28 +116,23 @@ class Session:
                 self._link.send(c.Offer(token, list(event.specs), event.plain))
             case s.Begin(token):
                 self.requests.open(token, "the next batch", self.now)
-                self._cycle.token = token
-                if not self._cycle.asked:
-                    self._cycle.asked = True
-                    self._link.send(c.Begin())
-                self._answer_begin()
+                self.made.begin(token)
+                self._begun()
             case s.PushPlain(token=token, key=key):
-                kid = self.layout.kid(key)
                 self.requests.open(token, f"the push of {key!r}", self.now)
-                if self.plain.add(kid, event, self.layout.group_of[kid]):
-                    self._link.send(c.Plain(token, key))
-                self._push_plain(self.layout.group_of[kid])
+                self.made.push_plain(event)
+                self._begun()
             case s.Pull(token=token):
                 self.requests.open(
                     token,
                     f"the pull of {', '.join(map(repr, event.keys)) or 'the model'}",
                     self.now,
                 )
-                self._pulls.append(event)
+                self._pulls[token] = _Reading(event)
                 self._send_pulls()
             case s.Barrier(token):
                 self._barrier += 1
-                self._cycle.pause()
+                self.made.cycle.pause()
                 self.requests.open(token, f"barrier {self._barrier}", self.now)
                 self._link.send(c.Barrier(token, self._barrier))
             case s.Leave(token):
@@ -165,88 +153,29 @@ class Session:
             )
         )
 
-    def _answer_begin(self) -> None:
-        begun = self._cycle.begin(self.layout)
-        if begun is not None:
-            self.started = True
-            self._answer(*begun)
+    def _begun(self) -> None:
+        if self.made.started:
+            self._offers = {t: o for t, o in self._offers.items() if self.requests.is_open(t)}
 
     def _answer(self, token: int, value: object) -> None:
         if self.requests.close(token):
             self._out.append(s.Answer(token, value))
 
-    def _mine(self, group: int, batch: int) -> ContributionId:
-        assert self.member is not None, "nothing is contributed before the welcome"
-        return ContributionId(self.member.incarnation, group, batch)
-
-    def _send_block(self, batch: int, bid: int, payload: Array) -> None:
-        grant = self._cycle.grant_of(batch)
-        if grant is not None:
-            self.uploads.push(self._mine(MODEL, batch), grant, bid, payload, self.index)
-
-    def _finish(self, event: s.Finish) -> None:
-        grant = self._cycle.grant_of(event.batch)
-        self.counts["batches"] += 1
-        self.requests.open(event.token, f"the fate of batch {event.batch}", self.now, None)
-        if grant is None:
-            self.counts["cancelled"] += 1
-            self._answer(event.token, s.Fate(None, "cancelled: the update happened without it"))
-            return
-        self._cycle.finish()
-        name = self._mine(MODEL, event.batch)
-        self._conclude(name, grant, event.weight, event.skipped, event.token)
-
-    def _conclude(
-        self,
-        name: ContributionId,
-        grant: int,
-        weight: float,
-        skipped: tuple[int, ...],
-        token: int,
-    ) -> None:
-        """Say to every server of the group, and to the broker, that a contribution is complete."""
-        self.uploads.conclude(name, grant, weight, skipped, self.index)
-        self._open[name.group, name.batch] = _Open(name, grant, token)
-        self._link.send(c.Finish(name, grant, weight))
-
-    def _withdraw(self, batch: int) -> None:
-        grant = self._cycle.grant_of(batch)
-        if grant is not None:
-            name = self._mine(MODEL, batch)
-            self.uploads.forget(name)
-            self._link.send(c.Withdraw(name, grant))
-            self._cycle.withdraw()
-
-    def _push_plain(self, group: int) -> None:
-        ready = self.plain.take(group)
-        if ready is None or self.member is None:
-            return
-        push, grant, batch, kid = ready
-        name = self._mine(group, batch)
-        self.started = True
-        self.counts["plain"] += 1
-        for bid, payload in cut(
-            self.layout,
-            self.layout.blocks_in(group),
-            {self.layout.entries[kid].spec.key: push.value},
-        ).items():
-            self.uploads.push(name, grant, bid, payload, self.index)
-        self._conclude(name, grant, push.weight, (), push.token)
-
     def _send_pulls(self) -> None:
         """Ask for what can be read: not before my own plain pushes of the same keys are settled."""
         if not self.layout.kid_of:
             return
-        for pull in list(self._pulls):
+        for token, reading in list(self._pulls.items()):
+            keys = reading.pull.keys
             try:
-                busy = any(self.plain.busy(self.layout.kid(key)) for key in pull.keys)
+                busy = any(self.made.plain.busy(self.layout.kid(key)) for key in keys)
             except errors.UnknownKey as error:
-                self._pulls.remove(pull)
-                self._caller_failed(pull, error)
+                del self._pulls[token]
+                self._caller_failed(reading.pull, error)
                 continue
-            if not busy:
-                self._pulls.remove(pull)
-                self._link.send(c.Pull(pull.token, list(pull.keys)))
+            if not busy and not reading.asked:
+                reading.asked = True
+                self._link.send(c.Pull(token, list(keys)))
 
     # --- the broker --------------------------------------------------------------------------
 
@@ -264,29 +193,28 @@ class Session:
                 return
 
     def _broker_changed(self) -> None:
-        if self.started:
-            self.fail(
-                errors.BrokerLost(
-                    f"the broker at {self.config.broker} was restarted and its log is lost; "
-                    "stop all processes and start the run again"
-                )
-            )
+        broker = self.config.broker
+        if self.made.started:
+            text = f"the broker at {broker} was restarted and its log is lost; "
+            self.fail(errors.BrokerLost(f"{text}stop all processes and start the run again"))
             return
         self._out.append(
-            s.Narrate("warning", f"the broker at {self.config.broker} is a new one; joining again")
+            s.Narrate("warning", f"the broker at {broker} is a new one; joining again")
         )
-        self.uploads.clear()
+        for token in self.made.restart():
+            self._refused(
+                token, errors.BrokerLost(f"the broker at {broker} is a new one; push again")
+            )
         self.downloads.clear()
-        self.plain.clear()
         self.layout.clear()
         self.member = None
-        self._cycle.restart()
-        self.index = 0
         self._hello()
         for offer in self._offers.values():
             self._link.send(c.Offer(offer.token, list(offer.specs), offer.plain))
-        if self._cycle.asked:
+        if self.made.cycle.asked:
             self._link.send(c.Begin())
+        for reading in self._pulls.values():
+            reading.asked = False
         for token in self.requests.named("barrier"):
             self._link.send(c.Barrier(token, self._barrier))
 
@@ -312,18 +240,22 @@ class Session:
                 self._send_pulls()
             case c.Regrouped(kid=kid, group=group, bid=bid, index=index):
                 self.layout.regroup(kid, group, bid)
-                self.index = max(self.index, index)
-                self.plain.regrouped(kid, group)
-                self._push_plain(group)
+                self.made.index = max(self.made.index, index)
+                self.made.plain.regrouped(kid, group)
+                self.made.next_plain(group)
             case c.Granted():
-                self._on_granted(message)
+                self._granted(message)
             case c.Cancel(group=group, grant=grant):
-                self._on_cancel(group, grant)
+                self.downloads.drop(group, grant)
+                batch = self.made.cancel(group, grant)
+                if batch is not None:
+                    self._out.append(s.CancelBatch(batch))
             case c.Settled(fates=fates):
                 for group, batch, version, why in fates:
-                    self._settled(group, batch, version, why)
+                    self.made.settled(group, batch, version, why)
+                self._send_pulls()
             case c.Reply(token=token, value=value):
-                self._replied(token, value)
+                self._answer(token, value)
             case c.Refusal(token=token, code=code, reason=reason):
                 self._refused(token, errors.from_code(code, reason))
             case c.Fatal(code=code, reason=reason):
@@ -337,6 +269,7 @@ class Session:
 
     def _welcome(self, message: c.Welcome) -> None:
         self.member = message
+        self.made.incarnation = message.incarnation
         self._out.append(
             s.Connect(tuple((at.index, at.address) for at in message.servers), message.data_address)
         )
@@ -353,66 +286,40 @@ class Session:
 
     def _laid_out(self, message: c.Layout) -> None:
         self.layout.add(message.keys, message.blocks)
-        self.index = max(self.index, message.index)
+        self.made.index = max(self.made.index, message.index)
         if not message.seed or self.member is None:
             return
         keys = {entry.spec.key for entry in message.keys}
         offer = next(o for o in self._offers.values() if {spec.key for spec in o.specs} == keys)
-        self.uploads.seed(self._mine(SEEDS, message.init), message, offer.values)
-
-    def _replied(self, token: int, value: object) -> None:
-        if token in self._offers:
-            del self._offers[token]
-        self._answer(token, value)
+        self.uploads.seed(self.made.name(SEEDS, message.init), message, offer.values)
 
     def _refused(self, token: int, error: ZkvError) -> None:
         if token == 0:
             self.fail(error)
             return
         self._offers.pop(token, None)
-        self.plain.refused(token)
+        self.made.plain.refused(token)
+        self._pulls.pop(token, None)
         if self.requests.close(token):
             self._out.append(s.Fail(token, error))
         self._send_pulls()
 
-    def _on_granted(self, message: c.Granted) -> None:
-        self.index = max(self.index, message.index)
+    def _granted(self, message: c.Granted) -> None:
+        self.made.index = max(self.made.index, message.index)
         self.requests.reason = ""
         if message.group == PULLS:
             blocks = self.layout.blocks_for(message.kids)
             self._arrived(self.downloads.expect(message, blocks, self.now))
         elif message.group == MODEL:
-            self._cycle.granted(message)
+            self.made.cycle.granted(message)
             if message.bytes_follow:
                 blocks = self.layout.blocks_in(MODEL)
                 self._arrived(self.downloads.expect(message, blocks, self.now))
-            self._answer_begin()
+            self.made.answer_begin()
         else:
-            self.plain.granted(message.group, message.grant)
-            self._push_plain(message.group)
-
-    def _on_cancel(self, group: int, grant: int) -> None:
-        self.downloads.drop(group, grant)
-        if group != MODEL:
-            self.plain.cancelled(group, grant)
-            return
-        batch = self._cycle.cancel(grant)
-        if batch is not None:
-            self.uploads.forget(self._mine(MODEL, batch))
-            self._out.append(s.CancelBatch(batch))
-
-    def _settled(self, group: int, batch: int, version: int, why: str) -> None:
-        held = self._open.pop((group, batch), None)
-        if held is None:
-            return
-        self.uploads.forget(held.name)
-        fate = s.Fate(version if version >= 0 else None, why)
-        self.counts[fate.outcome] += 1
-        self._answer(held.token, fate)
-        if group != MODEL:
-            self.plain.settled(group)
-            self._push_plain(group)
-            self._send_pulls()
+            self.made.plain.granted(message.group, message.grant)
+            self.made.next_plain(message.group)
+        self._begun()
 
     # --- servers -----------------------------------------------------------------------------
 
@@ -438,7 +345,8 @@ class Session:
             return
         granted = assembly.granted
         if granted.group == PULLS:
-            self.counts["pulls"] += 1
+            self.pulls += 1
+            self._pulls.pop(granted.token, None)
             values = s.Values(
                 granted.version,
                 tuple(granted.kids),
@@ -449,8 +357,9 @@ class Session:
             self._answer(granted.token, values)
             return
         self._link.send(c.Received(granted.group, granted.grant))
-        self._cycle.arrived(granted.grant, assembly.blocks)
-        self._answer_begin()
+        self.made.cycle.arrived(granted.grant, assembly.blocks)
+        self.made.answer_begin()
+        self._begun()
 
     # --- time --------------------------------------------------------------------------------
 

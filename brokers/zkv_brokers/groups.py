@@ -1,0 +1,161 @@
+"""All groups of one broker: the model, and each key that is pushed by itself.
+
+Which key belongs to which group, who takes part in it, and who still owes it something. Pure: what is
+decided is collected in `Decisions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zkv import control as c
+from zkv.errors import ProtocolError, Refused
+from zkv.layout import Layout
+from zkv.policy import SyncPolicy
+from zkv.wire import MODEL, ContributionId
+from zkv_brokers.catalog import Catalog
+from zkv_brokers.group import Decisions, Group, Pins
+from zkv_brokers.members import Members, Worker
+
+
+@dataclass(slots=True)
+class Groups:
+    """The groups by number; `layout`, `catalog` and `members` are shared with the router."""
+
+    layout: Layout
+    catalog: Catalog
+    members: Members
+    policy: SyncPolicy
+    pins: Pins
+    prepare: Callable[[Group], None]
+    """Called with the model's group before its first member joins."""
+    by_number: dict[int, Group] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    """Incarnations that asked for batches before there was a model."""
+    _pausing: set[int] = field(default_factory=set)
+    _next: int = 1
+
+    @property
+    def model(self) -> Group | None:
+        """The model's group, once somebody trains."""
+        return self.by_number.get(MODEL)
+
+    @property
+    def version(self) -> int:
+        """The model's version."""
+        return self.by_number[MODEL].sync.version if MODEL in self.by_number else 0
+
+    def __getitem__(self, number: int) -> Group:
+        group = self.by_number.get(number)
+        if group is None:
+            raise ProtocolError(f"there is no group {number}")
+        return group
+
+    def _new(self, number: int) -> Group:
+        group = self.by_number[number] = Group(
+            number,
+            self.policy,
+            members_min=self.members.expected,
+            servers={block.server for block in self.layout.blocks_in(number)},
+            pins=self.pins,
+        )
+        return group
+
+    def make_plain(self, kid: int, out: Decisions, *, at_birth: bool = False) -> int:
+        """Give a key a group of its own (at its first plain push); return the group's number.
+
+        Raises:
+            Refused: the key is trained in batches.
+        """
+        number = self.layout.group_of[kid]
+        if number != MODEL:
+            return number
+        key = self.layout.entries[kid].spec.key
+        if MODEL in self.by_number and not at_birth:
+            raise Refused(
+                f"key {key!r} belongs to the model, which is trained in batches; a plain push would "
+                "tear its version: push it inside a batch, or initialise it with plain=True"
+            )
+        number, bid = self._next, self.catalog.next_block()
+        self._next += 1
+        out.log(c.Regroup(kid, number, bid))
+        self.layout.regroup(kid, number, bid)
+        told = c.Regrouped(kid, number, bid, out.index)
+        self.catalog.history.append(told)
+        for incarnation in self.members.incarnations():
+            out.tell(incarnation, told)
+        group = self._new(number)
+        for worker in self.members.training():
+            group.join(worker.number, worker.incarnation, out)
+        return number
+
+    def begin(self, out: Decisions) -> bool:
+        """Let those who asked for batches into the model's group; return whether anybody came in.
+
+        Nobody is granted anything before every shard holds all initial values (rule 7).
+        """
+        if not self.begun or not self.layout.kids_in(MODEL) or self.catalog.pending:
+            return False
+        group = self.model
+        if group is None:
+            group = self._new(MODEL)
+            self.prepare(group)
+        for incarnation in sorted(self.begun):
+            worker = self.members.workers.get(incarnation)
+            if worker is not None and not worker.hello.observer:
+                group.join(worker.number, worker.incarnation, out)
+        self.begun.clear()
+        return True
+
+    def welcome(self, worker: Worker, out: Decisions) -> None:
+        """A new member takes part in every plain key from the start."""
+        for number, group in self.by_number.items():
+            if number != MODEL:
+                group.join(worker.number, worker.incarnation, out)
+
+    def leave(self, worker: Worker, out: Decisions) -> None:
+        """A member is gone."""
+        self.begun.discard(worker.incarnation)
+        self.pins.release(worker.incarnation)
+        for group in self.by_number.values():
+            if group.incarnations.get(worker.number) == worker.incarnation:
+                group.leave(worker.number, out)
+
+    def pause(self, worker: Worker, out: Decisions) -> None:
+        """While a worker waits in a barrier, the others' updates must not wait for it.
+
+        Under a policy that needs every worker it stays a member: who takes part in a round must not
+        depend on who is first at the barrier, or the sums would differ from run to run.
+        """
+        group = self.model
+        self.begun.discard(worker.incarnation)
+        if group is None or group.sync.policy.threshold is None:
+            return
+        if group.incarnations.get(worker.number) == worker.incarnation:
+            if group.unfinished(worker.incarnation):
+                self._pausing.add(worker.incarnation)
+            else:
+                group.pause(worker.number, out)
+
+    def pause_later(self, out: Decisions) -> None:
+        """Pause those whose last contribution has arrived since they came to the barrier."""
+        waiting, self._pausing = self._pausing, set()
+        for incarnation in sorted(waiting):
+            worker = self.members.workers.get(incarnation)
+            if worker is not None and worker.barrier_token:
+                self.pause(worker, out)
+
+    def unfinished(self, worker: Worker) -> bool:
+        """Return whether something that a worker has finished is not held everywhere yet."""
+        return any(group.unfinished(worker.incarnation) for group in self.by_number.values())
+
+    def kept(self) -> list[ContributionId]:
+        """Return all contributions that have arrived and wait for their update."""
+        return [name for group in self.by_number.values() for name in group.kept()]
+
+    def switch(self, policy: SyncPolicy, out: Decisions) -> None:
+        """Change the policy of all groups (rule 14)."""
+        self.policy = policy
+        for group in self.by_number.values():
+            group.switch(policy, out)

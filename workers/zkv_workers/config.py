@@ -1,0 +1,27 @@
+"""What a session is made with: who this worker is, and how patient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """One worker's settings. Times in seconds, sizes in bytes."""
+
+    name: str
+    broker: str
+    rank: int = -1
+    world: int = 0
+    observer: bool = False
+    host: str = "?"
+    pid: int = 0
+    connect_timeout_s: float = 60.0
+    wait_timeout_s: float = 600.0
+    narrate_after_s: float = 2.0
+    narrate_every_s: float = 5.0
+    broker_lost_s: float = 10.0
+    beat_s: float = 0.5
+    resend_s: float = 2.0
+    link_resend_s: float = 1.0
+    window_bytes: int = 64 * 1024 * 1024

@@ -1,0 +1,177 @@
+"""What a worker contributes, batches and plain pushes, from the first block to the contribution's fate.
+
+Part of the session: messages go to its link, blocks to the uploads, answers to whoever asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zkv import control as c
+from zkv.dtypes import Array
+from zkv.layout import Layout
+from zkv.link import Link
+from zkv.wire import MODEL, ContributionId
+from zkv_workers import signals as s
+from zkv_workers.cycle import Cycle
+from zkv_workers.packing import cut
+from zkv_workers.plain import PlainPushes
+from zkv_workers.transfers import Uploads
+
+CANCELLED = s.Fate(None, "cancelled: the update happened without it")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A contribution that is not settled, and the call that waits for its fate."""
+
+    name: ContributionId
+    grant: int
+    token: int
+
+
+class Contributions:
+    """All contributions of one worker. `answer(token, value)` ends a call."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        link: Link,
+        uploads: Uploads,
+        answer: Callable[[int, object], None],
+    ) -> None:
+        self.incarnation = 0
+        self.index = 0
+        """The log index at which servers know all that this worker knows of the layout."""
+        self.started = False
+        """Whether anything was begun: from here on a new broker cannot be joined."""
+        self.cycle = Cycle()
+        self.plain = PlainPushes()
+        self.uploads = uploads
+        self.counts = dict.fromkeys(("batches", "committed", "cancelled", "discarded", "plain"), 0)
+        self._layout = layout
+        self._link = link
+        self._answer = answer
+        self._open: dict[tuple[int, int], _Open] = {}
+
+    def name(self, group: int, batch: int) -> ContributionId:
+        """Return the name of one of this worker's contributions."""
+        return ContributionId(self.incarnation, group, batch)
+
+    # --- batches -----------------------------------------------------------------------------
+
+    def begin(self, token: int) -> None:
+        """A call wants the next batch."""
+        self.cycle.token = token
+        if not self.cycle.asked:
+            self.cycle.asked = True
+            self._link.send(c.Begin())
+        self.answer_begin()
+
+    def answer_begin(self) -> None:
+        """Begin the batch that a call waits for, if it is granted and here."""
+        begun = self.cycle.begin(self._layout)
+        if begun is not None:
+            self.started = True
+            self._answer(*begun)
+
+    def send_block(self, batch: int, bid: int, payload: Array) -> None:
+        """Send one block of the current batch; of a cancelled one, nothing."""
+        grant = self.cycle.grant_of(batch)
+        if grant is not None:
+            self.uploads.push(self.name(MODEL, batch), grant, bid, payload, self.index)
+
+    def finish(self, event: s.Finish) -> None:
+        """The current batch is complete."""
+        grant = self.cycle.grant_of(event.batch)
+        self.counts["batches"] += 1
+        if grant is None:
+            self.counts["cancelled"] += 1
+            self._answer(event.token, CANCELLED)
+            return
+        self.cycle.finish()
+        name = self.name(MODEL, event.batch)
+        self._conclude(name, grant, event.weight, event.skipped, event.token)
+
+    def withdraw(self, batch: int) -> None:
+        """Nothing of the current batch counts; its grant serves the next one."""
+        grant = self.cycle.grant_of(batch)
+        if grant is not None:
+            name = self.name(MODEL, batch)
+            self.uploads.forget(name)
+            self._link.send(c.Withdraw(name, grant))
+            self.cycle.withdraw()
+
+    def _conclude(
+        self,
+        name: ContributionId,
+        grant: int,
+        weight: float,
+        skipped: tuple[int, ...],
+        token: int,
+    ) -> None:
+        """Say to every server of the group, and to the broker, that a contribution is complete."""
+        self.uploads.conclude(name, grant, weight, skipped, self.index)
+        self._open[name.group, name.batch] = _Open(name, grant, token)
+        self._link.send(c.Finish(name, grant, weight))
+
+    # --- plain pushes ------------------------------------------------------------------------
+
+    def push_plain(self, event: s.PushPlain) -> None:
+        """Queue a plain push, and send it if its turn has come.
+
+        Raises:
+            UnknownKey: the key was never initialised.
+        """
+        kid = self._layout.kid(event.key)
+        group = self._layout.group_of[kid]
+        if self.plain.add(kid, event, group):
+            self._link.send(c.Plain(event.token, event.key))
+        self.next_plain(group)
+
+    def next_plain(self, group: int) -> None:
+        """Send the next plain push of a group, if one is queued and granted."""
+        ready = self.plain.take(group)
+        if ready is None:
+            return
+        push, grant, batch, kid = ready
+        name = self.name(group, batch)
+        self.started = True
+        self.counts["plain"] += 1
+        values = {self._layout.entries[kid].spec.key: push.value}
+        for bid, payload in cut(self._layout, self._layout.blocks_in(group), values).items():
+            self.uploads.push(name, grant, bid, payload, self.index)
+        self._conclude(name, grant, push.weight, (), push.token)
+
+    # --- what the broker says ----------------------------------------------------------------
+
+    def cancel(self, group: int, grant: int) -> int | None:
+        """A grant is taken back; return the batch that is being computed under it, if any."""
+        if group != MODEL:
+            self.plain.cancelled(group, grant)
+            return None
+        batch = self.cycle.cancel(grant)
+        if batch is not None:
+            self.uploads.forget(self.name(MODEL, batch))
+        return batch
+
+    def settled(self, group: int, batch: int, version: int, why: str) -> None:
+        """A contribution has met its fate."""
+        held = self._open.pop((group, batch), None)
+        if held is None:
+            return
+        self.uploads.forget(held.name)
+        fate = s.Fate(version if version >= 0 else None, why)
+        self.counts[fate.outcome] += 1
+        self._answer(held.token, fate)
+        if group != MODEL:
+            self.plain.settled(group)
+            self.next_plain(group)
+
+    def restart(self) -> list[int]:
+        """The broker is a new one, before anything was begun; return the pushes that were queued."""
+        self.uploads.clear()
+        self.cycle.restart()
+        self.index = 0
+        return self.plain.clear()

@@ -1,0 +1,85 @@
+"""The cycle of batches: granted, begun, finished or cancelled; one at a time. Knows no frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zkv import control as c
+from zkv.dtypes import Array
+from zkv.layout import Layout
+from zkv_workers.signals import Grant
+
+
+@dataclass(slots=True)
+class Cycle:
+    """Where this worker is in its cycle."""
+
+    token: int = 0
+    """The call that waits for the next batch; 0: none."""
+    asked: bool = False
+    """Whether the broker knows that this worker wants batches."""
+    batch: int = 0
+    """How many batches were begun."""
+    current: tuple[int, int] | None = None
+    """(batch, grant) of the batch that is being computed, unless it was cancelled."""
+    _granted: c.Granted | None = None
+    _blocks: Mapping[int, Array] = field(default_factory=dict)
+    _complete: bool = False
+
+    def granted(self, message: c.Granted) -> None:
+        """The broker allows the next batch; its values follow, or are those that are here."""
+        self._granted, self._complete = message, not message.bytes_follow
+
+    def arrived(self, grant: int, blocks: Mapping[int, Array]) -> None:
+        """All values of a grant are here."""
+        if self._granted is not None and self._granted.grant == grant:
+            self._blocks, self._complete = blocks, True
+
+    def begin(self, layout: Layout) -> tuple[int, Grant] | None:
+        """Begin the batch that a call waits for, if it is granted and its values are here."""
+        granted, token = self._granted, self.token
+        if granted is None or not self._complete or not token:
+            return None
+        self.token = 0
+        self.batch += 1
+        self.current = (self.batch, granted.grant)
+        return token, Grant(
+            batch=self.batch,
+            grant=granted.grant,
+            version=granted.version,
+            clock=granted.clock,
+            slowest=granted.slowest,
+            fastest=granted.fastest,
+            blocks=dict(self._blocks),
+            layout=layout.snapshot(),
+        )
+
+    def grant_of(self, batch: int) -> int | None:
+        """Return the grant of the batch that is being computed; None if it was cancelled."""
+        return self.current[1] if self.current is not None and self.current[0] == batch else None
+
+    def finish(self) -> None:
+        """The batch is finished, its grant used up."""
+        self.current = self._granted = None
+
+    def withdraw(self) -> None:
+        """The batch is given up; its grant serves the next one."""
+        self.current = None
+
+    def cancel(self, grant: int) -> int | None:
+        """The broker takes a grant back; return the batch that is being computed under it."""
+        if self._granted is not None and self._granted.grant == grant:
+            self._granted = None
+        if self.current is None or self.current[1] != grant:
+            return None
+        batch, self.current = self.current[0], None
+        return batch
+
+    def pause(self) -> None:
+        """After a barrier the next batch has to be asked for: meanwhile we take part in nothing."""
+        self.asked = False
+
+    def restart(self) -> None:
+        """The broker is a new one: nothing is granted."""
+        self._granted, self._complete, self.current = None, False, None

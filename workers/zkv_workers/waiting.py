@@ -1,0 +1,61 @@
+"""Waiting in one thread for what another one's loop finds out."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from typing import Any
+
+from zkv.errors import WaitTimeout
+from zkv_workers import faces
+from zkv_workers import signals as s
+
+
+class Pushed:
+    """A plain push on its way. `result()` waits until it is settled."""
+
+    def __init__(self, future: concurrent.futures.Future[s.Fate]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Return whether the push is settled."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> str:
+        """Return "committed", "cancelled" or "discarded".
+
+        Raises:
+            PushRefused: a guard refused it; key and reason are named.
+            WaitTimeout: it is not settled within `timeout_s`.
+        """
+        fate: s.Fate = result_of(self._future, timeout_s, "the fate of a push")
+        error = faces.refusal(fate)
+        if error is not None:
+            raise error
+        return fate.outcome
+
+
+def copy_result(source: asyncio.Future[Any], target: concurrent.futures.Future[Any]) -> None:
+    """Give a future of another thread the outcome of one of the loop."""
+    if source.cancelled():
+        target.cancel()
+    elif target.set_running_or_notify_cancel():
+        error = source.exception()
+        if error is not None:
+            target.set_exception(error)
+        else:
+            target.set_result(source.result())
+
+
+def result_of(future: concurrent.futures.Future[Any], timeout_s: float | None, what: str) -> Any:
+    """Wait for a future of the I/O thread.
+
+    Raises:
+        WaitTimeout: nothing came within `timeout_s`; `what` is named.
+    """
+    try:
+        return future.result(timeout_s)
+    except concurrent.futures.TimeoutError:
+        if future.done():
+            raise
+        raise WaitTimeout(f"{what} is not known after {timeout_s} s") from None
