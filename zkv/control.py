@@ -393,4 +393,4 @@ def decode_messages(envelope: Envelope, *, by_broker: bool = False) -> Packet:
         messages = (_for_broker if by_broker else _messages).decode(envelope.messages)
     except Exception as error:
         raise ProtocolError(f"not a control message: {error}") from error
-    return Packet(envelope.source, envelope.target, envelope.number, envelope.received, messages)
+    return Packet(envelope.source, envelope.target, envelope.number, envelope.received, [*messages])

@@ -83,7 +83,7 @@ def widen(stored: Array, dtype: DType) -> Array:
 
 
 def narrow(wide: Array, dtype: DType) -> Array:
-    """Return wide values as stored ones, floats rounded to nearest even; integers wrap as in NumPy."""
+    """Return wide values as stored ones: floats rounded to nearest even, integers wrapped."""
     if dtype.name == "bfloat16":
         bits = np.ascontiguousarray(wide, dtype=np.float32).view(np.uint32)
         # Round to nearest even on the 16 bits that are cut; a NaN keeps a payload bit, so that
@@ -94,7 +94,7 @@ def narrow(wide: Array, dtype: DType) -> Array:
         quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
         is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
         return np.where(is_nan, quiet, rounded).astype(np.uint16)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return wide.astype(dtype.stored, copy=False)
 
 

@@ -72,7 +72,8 @@ class KeySpec(Frozen, frozen=True):
     dtype: Name
     shape: Annotated[tuple[UInt, ...], Meta(max_length=DIMENSIONS_MAX)]
     reduce: Name = ""
-    """"sum", "mean", or "" for what fits the use: mean inside batches, sum for plain pushes."""
+    """"sum", "mean", or "" for what fits the use: mean inside batches, sum for plain pushes and
+    for integers, whose mean would lose fractions."""
     rule: Annotated[str, Meta(max_length=1024)] = ""
     """An optimizer of its own (text form), or "" for the broker's."""
     allow_nan: bool = False

@@ -57,7 +57,13 @@ class Catalog:
         return self._next(2)
 
     def offer(
-        self, incarnation: int, message: c.Offer, servers: int, spec: OptimizerSpec, out: Decisions
+        self,
+        incarnation: int,
+        message: c.Offer,
+        plain: bool,
+        servers: int,
+        spec: OptimizerSpec,
+        out: Decisions,
     ) -> Pending | ZkvError | None:
         """Take an offer: None if the keys exist already, else the initialisation it belongs to."""
         try:
@@ -73,7 +79,7 @@ class Catalog:
                 return None
             running.waiting.append((incarnation, message.token))
             return running
-        started = self._start(incarnation, message.keys, message.plain, servers, spec, out)
+        started = self._start(incarnation, message.keys, plain, servers, spec, out)
         started.waiting.append((incarnation, message.token))
         return started
 

@@ -66,8 +66,12 @@ class Grants:
             piece = self._piece(entry, block)
             pieces[block.bid] = piece
             window.offer((entry.group, entry.grant, block.bid), piece.payload.nbytes, piece)
+        name = (entry.incarnation, entry.group, entry.grant)
+        for before in self._open.pop(name, {}).values():
+            # A worker that uses a token twice must not leave the first version pinned for ever.
+            self._unpin(before)
         if pieces:
-            self._open[entry.incarnation, entry.group, entry.grant] = pieces
+            self._open[name] = pieces
 
     def _piece(self, entry: c.Grant, block: BlockSpec) -> _Piece:
         pinned = self._store.blocks[block.bid].current
@@ -91,6 +95,11 @@ class Grants:
         pinned.pins += 1
         return _Piece(message, pinned.values, pinned)
 
+    @staticmethod
+    def _unpin(piece: _Piece) -> None:
+        if piece.pinned is not None:
+            piece.pinned.pins -= 1
+
     def got(
         self, incarnation: int, group: int, grant: int, bids: Sequence[int], now: float
     ) -> None:
@@ -100,9 +109,8 @@ class Grants:
         for bid in bids:
             if window is not None:
                 window.acknowledge((group, grant, bid), now)
-            piece = pieces.pop(bid, None)
-            if piece is not None and piece.pinned is not None:
-                piece.pinned.pins -= 1
+            if bid in pieces:
+                self._unpin(pieces.pop(bid))
         if not pieces:
             self._open.pop((incarnation, group, grant), None)
 
@@ -130,8 +138,7 @@ class Grants:
         """Unpin and forget what was granted to others."""
         for name in [name for name in self._open if name[0] not in members]:
             for piece in self._open.pop(name).values():
-                if piece.pinned is not None:
-                    piece.pinned.pins -= 1
+                self._unpin(piece)
         self._windows = {who: window for who, window in self._windows.items() if who in members}
         self._reachable &= members
 

@@ -17,6 +17,7 @@ from zkv.policy import SyncPolicy
 from zkv.wire import MODEL, SEEDS
 from zkv_brokers import reasons, requests
 from zkv_brokers.catalog import Catalog, Pending
+from zkv_brokers.config import RouterConfig as RouterConfig
 from zkv_brokers.group import Decisions, Group, Pins
 from zkv_brokers.groups import Groups
 from zkv_brokers.hub import Hub
@@ -24,25 +25,6 @@ from zkv_brokers.hub import Note as Note
 from zkv_brokers.hub import Send as Send
 from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
-
-
-@dataclass(frozen=True, slots=True)
-class RouterConfig:
-    """What a broker is started with. Times in seconds, sizes in bytes."""
-
-    address: str
-    """Where workers and servers reach it; for messages."""
-    policy: SyncPolicy
-    servers: int = 1
-    workers: int = 1
-    """The start line: nobody is granted a first batch before so many are here."""
-    optimizer: str | None = None
-    data_address: str = ""
-    versions_pinned_max: int = 8
-    worker_lost_s: float = 10.0
-    server_lost_s: float = 5.0
-    beat_s: float = 0.5
-    link_resend_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +259,8 @@ class Router:
         plain = message.plain or self.groups.model is not None
         taken = self.catalog.offer(
             worker.incarnation,
-            replace_plain(message, plain),
+            message,
+            plain,
             self.config.servers,
             self.plain_spec if plain else self.model_spec,
             out,
@@ -403,8 +386,3 @@ class Router:
             self.entries.append(entry)
         else:
             out.log(entry)
-
-
-def replace_plain(message: c.Offer, plain: bool) -> c.Offer:
-    """Return the offer with `plain` as decided."""
-    return c.Offer(message.token, message.keys, plain)

@@ -312,7 +312,8 @@ class Shard:
         """Return the open contribution, if it is to something that is here to contribute to."""
         if name.group == SEEDS:
             entry = self._inits.get(name.batch)
-            if entry is None or entry.incarnation != name.incarnation:
+            mine = entry is not None and entry.incarnation == name.incarnation
+            if not mine or grant != name.batch:
                 raise ProtocolError(
                     f"incarnation {name.incarnation} sent values of initialisation {name.batch}, "
                     "which it was not asked for"

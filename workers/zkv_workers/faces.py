@@ -20,7 +20,7 @@ Key = str | int
 
 @dataclass(slots=True)
 class Ledger:
-    """Where a worker's time has gone, in seconds, and the guard's word on pushes that it refused."""
+    """Where a worker's time has gone, in seconds, and the guard's refusals of pushes."""
 
     wait_s: float = 0.0
     compute_s: float = 0.0

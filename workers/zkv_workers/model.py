@@ -1,4 +1,4 @@
-"""What both faces of a worker share: specs of a user's arrays, a batch, and where settings come from."""
+"""What both faces of a worker share: specs of a user's arrays, a batch, sources of settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from zkv.dtypes import Array, dtype_of, stored_view
 from zkv.errors import Cancelled, ConfigError
 from zkv.layout import check_key
-from zkv.wire import MODEL, KeySpec
+from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.packing import Packer, to_host, unpack
@@ -34,7 +34,8 @@ def as_arrays(params: Any) -> dict[Key, Array]:
         params = load_file(os.fspath(params))
     if not isinstance(params, Mapping):
         raise TypeError(
-            f"init takes a dict of arrays, a state_dict or the path of a safetensors file, not {type(params).__name__}"
+            "init takes a dict of arrays, a state_dict or the path of a safetensors file, "
+            f"not {type(params).__name__}"
         )
     return {check_key(key): _as_array(key, value) for key, value in params.items()}
 
@@ -143,11 +144,13 @@ def check_weight(weight: float) -> float:
     """Return a batch's weight as a float.
 
     Raises:
-        ValueError: negative, not finite, or not a number.
+        ValueError: negative, not finite, above 2**53, or not a number.
     """
     number = float(weight)
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"weight {weight!r}: it counts samples, so it is finite and not negative")
+    if not 0 <= number <= WEIGHT_MAX:
+        raise ValueError(
+            f"weight {weight!r}: it counts samples, so it is finite, not negative and at most 2**53"
+        )
     return number
 
 
@@ -168,7 +171,8 @@ def session_config(
     address = broker or os.environ.get("ZKV_BROKER")
     if not address:
         raise ConfigError(
-            "no broker is named: call zkv.connect('tcp://host:5555'), set ZKV_BROKER, or start with `zkv run`"
+            "no broker is named: call zkv.connect('tcp://host:5555'), set ZKV_BROKER, "
+            "or start with `zkv run`"
         )
     where = -1 if observer else _first_number(rank, ("ZKV_RANK", "RANK"), -1)
     size = 0 if observer else _first_number(world, ("ZKV_WORLD_SIZE", "WORLD_SIZE"), 0)

@@ -1,4 +1,4 @@
-"""Between a user's arrays and blocks: gradients are packed into blocks, values are unpacked from them.
+"""Between a user's arrays and blocks: gradients are packed, values are unpacked.
 
 Each copy happens here and only once. What is packed is the project's own memory, so the caller may
 do what it likes with its array as soon as the call returns.
@@ -6,6 +6,7 @@ do what it likes with its array as soon as the call returns.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,12 @@ Key = str | int
 
 
 def to_host(array: Any) -> Any:
-    """Return a NumPy array: CuPy's are copied from the GPU (on its current stream, then waited for)."""
+    """Return a NumPy array: NumPy's scalars become 0-d, CuPy's arrays are copied from the GPU.
+
+    The copy is ordered on CuPy's current stream and waited for.
+    """
+    if isinstance(array, np.generic):
+        return np.asarray(array)
     if hasattr(array, "__cuda_array_interface__") and hasattr(array, "get"):
         return array.get()
     return array
@@ -55,7 +61,7 @@ class Packer:
         self._layout = layout
         self._kids = kids
         self._allowed = frozenset(kids)
-        self._pushed: dict[int, tuple[Key, int]] = {}
+        self._pushed: dict[int, tuple[Key, weakref.ref[Array]]] = {}
         self._buckets: dict[int, tuple[Array, set[int]]] = {}
         self._spans: dict[int, dict[int, tuple[int, int]]] = {}
 
@@ -65,7 +71,7 @@ class Packer:
         Raises:
             UnknownKey, KeyMismatch: not a key of the model, pushed before, wrong shape or dtype.
         """
-        layout, array = self._layout, to_host(array)
+        layout, given, array = self._layout, id(array), to_host(array)
         kid = layout.kid(key)
         if kid not in self._allowed:
             raise KeyMismatch(
@@ -74,12 +80,12 @@ class Packer:
             )
         dtype = check_gradient(layout, key, kid, array)
         if kid in self._pushed:
-            other, identity = self._pushed[kid]
-            if other != key and identity == id(array):
+            other, before = self._pushed[kid]
+            if other != key and before() is array:
                 return []
             tied = f" (it is tied to {other!r}: push the one gradient once)" if other != key else ""
             raise KeyMismatch(f"key {key!r} was already pushed in this batch{tied}")
-        self._pushed[kid] = (key, id(array))
+        self._pushed[kid] = (key, weakref.ref(array))
         flat = stored_view(array, dtype)
         full = []
         for block in layout.blocks_for([kid]):

@@ -178,6 +178,8 @@ class Downloads:
             return
         dtype = self._layout.dtype(block)
         kids = set(message.kids or block.kids)
+        if kids != (set(assembly.granted.kids) or kids) & set(block.kids):
+            return
         size = sum(s.stop - s.start for s in block.segments if s.kid in kids)
         if payload.nbytes != size * dtype.itemsize:
             return

@@ -1,0 +1,26 @@
+"""What a router is made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zkv.policy import SyncPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """What a broker is started with. Times in seconds, sizes in bytes."""
+
+    address: str
+    """Where workers and servers reach it; for messages."""
+    policy: SyncPolicy
+    servers: int = 1
+    workers: int = 1
+    """The start line: nobody is granted a first batch before so many are here."""
+    optimizer: str | None = None
+    data_address: str = ""
+    versions_pinned_max: int = 8
+    worker_lost_s: float = 10.0
+    server_lost_s: float = 5.0
+    beat_s: float = 0.5
+    link_resend_s: float = 1.0

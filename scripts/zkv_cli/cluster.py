@@ -1,0 +1,163 @@
+"""A cluster on this machine: a broker and its servers as child processes.
+
+Starts them in order, since servers must be told the broker's real port, and says what went wrong in
+the child's own words. Knows processes and their printed lines, but no sockets and no workers.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zkv.errors import ClusterNotReady, ConfigError
+from zkv_cli.children import Child, Children, Ended, Event, Line, Signalled
+from zkv_cli.exits import FAILED, MISUSED, SIGNAL_BASE, CommandFailed, say
+from zkv_cli.guard import LIFELINE
+from zkv_cli.settings import Section, Settings
+from zkv_net.sockets import is_loopback, join_address, split_address
+
+START_TIMEOUT_S = 60.0
+SERVER_GRACE_S = 1.5
+BROKER_GRACE_S = 1.5
+BROKER_AT = re.compile(r"broker at (tcp://\S+)")
+SERVER_IN = re.compile(r"server (\d+) of \d+ is in")
+OWN_WORDS = re.compile(r"zkv \w+: error: ")
+
+Events = queue.SimpleQueue[Event]
+"""Events of children and signals. Its `put` may be called from a signal handler."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A broker and servers that run. `servers` are by the index that the broker gave them."""
+
+    address: str
+    broker: Child
+    servers: list[Child]
+
+
+def join_commands(address: str) -> tuple[str, str]:
+    """Return the commands that a server and the workers of another machine type."""
+    here = is_loopback(split_address(address)[0])
+    wide = "" if here else " --bind tcp://0.0.0.0:0 --insecure"
+    return f"zkv server --broker {address}{wide}", f"zkv run --broker {address} -n 1 train.py"
+
+
+def command_line(role: str, section: Section, extra: Mapping[str, str]) -> list[str]:
+    """Return the command that starts a role with these settings, all of them as flags."""
+    command = [sys.executable, "-m", "zkv_cli", role]
+    for name, value in section.model_dump().items():
+        if value is True:
+            command.append(f"--{name.replace('_', '-')}")
+        elif value not in (None, False, ""):
+            command.append(f"--{name.removesuffix('_s').replace('_', '-')}={value}")
+    return command + [f"--{name}={value}" for name, value in extra.items()]
+
+
+def start(
+    children: Children, events: Events, settings: Settings, *, quiet: bool = False
+) -> Cluster:
+    """Start a broker and its servers, wait until all are in; `quiet` forwards none of their words.
+
+    Raises:
+        ConfigError: a child has refused its settings (a port in use, for instance).
+        CommandFailed: a child ended, nothing came in time, or a signal asked to stop.
+    """
+    log: dict[str, str] = {"log-format": settings.log.format, "log-level": settings.log.level}
+    lifeline = {LIFELINE: "stdin", "PYTHONUNBUFFERED": "1"}
+    broker = children.start("broker", command_line("broker", settings.broker, log), lifeline)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    address = _awaited(events, deadline, broker, BROKER_AT, quiet)[1].group(1)
+    command = command_line("server", _beside(address, settings), log | {"broker": address})
+    wanted = settings.broker.servers
+    started = [children.start("server", command, lifeline) for _ in range(wanted)]
+    servers: dict[int, Child] = {}
+    while len(servers) < wanted:
+        child, match = _awaited(events, deadline, None, SERVER_IN, quiet)
+        index = int(match.group(1))
+        child.label = f"server {index}"
+        servers[index] = child
+    assert set(servers.values()) == set(started)
+    return Cluster(address, broker, [servers[index] for index in sorted(servers)])
+
+
+def _beside(address: str, settings: Settings) -> Section:
+    """The settings of servers beside a broker: reachable from wherever it is reachable from."""
+    section = settings.server
+    host, _ = split_address(address)
+    if is_loopback(host) or "bind" in section.model_fields_set:
+        return section
+    bound, _ = split_address(settings.broker.bind)
+    changes: dict[str, object] = {
+        "bind": join_address(bound, 0),
+        "insecure": settings.broker.insecure,
+    }
+    if section.advertise is None:
+        changes["advertise"] = host
+    return section.model_copy(update=changes)
+
+
+def _awaited(
+    events: Events, deadline: float, child: Child | None, pattern: re.Pattern[str], quiet: bool
+) -> tuple[Child, re.Match[str]]:
+    """Wait until a child (this one, if given) prints a line that begins with `pattern`."""
+    while True:
+        try:
+            event = events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise ClusterNotReady(
+                f"the cluster did not come up within {START_TIMEOUT_S:.0f} s"
+            ) from None
+        match event:
+            case Line(said_by, "stdout", text) if child in (None, said_by):
+                found = pattern.match(text)
+                if found:
+                    return said_by, found
+            case Line(_, "stderr", text) if not (quiet or OWN_WORDS.match(text)):
+                forward(event)
+            case Ended(ended):
+                raise died(ended)
+            case Signalled(number):
+                raise CommandFailed("", SIGNAL_BASE + number)
+
+
+def died(child: Child) -> Exception:
+    """Return the error for a child that ended during the start, in its own words."""
+    words = [line for line in child.tail if OWN_WORDS.match(line)]
+    if child.code == MISUSED and words:
+        at = list(child.tail).index(words[-1])
+        return ConfigError("\n".join([OWN_WORDS.sub("", words[-1]), *list(child.tail)[at + 1 :]]))
+    return CommandFailed(child.obituary(), FAILED)
+
+
+def forward(event: Line) -> None:
+    """Pass on what a child of ours says to its standard error; JSON stays JSON."""
+    text = event.text if event.text.startswith("{") else f"[{event.child.label}] {event.text}"
+    say(text, error=True)
+
+
+def stop(children: Children, cluster: Cluster | None) -> None:
+    """End servers, then the broker (which tells the workers of it), in bounded time."""
+    if cluster is not None:
+        children.stop(cluster.servers, SERVER_GRACE_S)
+    children.stop(children.all, BROKER_GRACE_S)
+
+
+def signals_to(events: Events, children: Children) -> None:
+    """Turn SIGINT, SIGTERM and SIGHUP into events; the second one kills all children at once."""
+    seen: list[int] = []
+
+    def received(number: int, frame: object) -> None:
+        if seen:
+            children.kill()
+        seen.append(number)
+        events.put(Signalled(number))
+
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), received)

@@ -1,0 +1,282 @@
+"""`zkv up` and `zkv run`: processes on this machine, watched until they end or are told to.
+
+One queue has all that happens; one thread reads it. Knows processes and what they print, and
+nothing of the messages between them, but for one look at a broker's status when a server has died.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zkv.errors import ConfigError, ZkvError
+from zkv_cli import cluster as c
+from zkv_cli import guard
+from zkv_cli.ask import ask_status
+from zkv_cli.children import Child, Children, Ended, Line, Signalled
+from zkv_cli.exits import FAILED, SIGNAL_BASE, say
+from zkv_cli.settings import Settings
+from zkv_net.sockets import is_loopback, split_address
+
+WORKER_GRACE_S = 2.0
+"""How long workers may take to end once they were asked to."""
+NOTICED_S = 0.25
+"""How often a broker is asked whether it has noticed that a server is gone."""
+TELL_S = 0.5
+"""What a broker gets to tell the workers of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What `zkv run` starts: a command, how many times, and as which ranks of how many."""
+
+    command: tuple[str, ...]
+    count: int
+    first_rank: int
+    world: int
+    report: Path | None = None
+
+
+def run_up(settings: Settings) -> int:
+    """Run a cluster until a signal, or until one of its processes ends; return the exit code.
+
+    Raises:
+        ConfigError: a process has refused its settings, such as a port in use.
+        CommandFailed: a process ended by itself; it is named.
+    """
+    events: c.Events = queue.SimpleQueue()
+    children = Children(events.put)
+    c.signals_to(events, children)
+    cluster = None
+    try:
+        cluster = c.start(children, events, settings)
+        for line in joining(cluster.address, settings):
+            say(line)
+        while True:
+            match events.get():
+                case Line(_, "stderr", _) as said:
+                    c.forward(said)
+                case Signalled(number):
+                    return SIGNAL_BASE + number
+                case Ended(child):
+                    say(f"zkv up: {child.obituary()}", error=True)
+                    return _after_death(child, cluster, events, settings)
+    finally:
+        c.stop(children, cluster)
+
+
+def joining(address: str, settings: Settings) -> list[str]:
+    """Return what `zkv up` says when all servers are in."""
+    count = settings.broker.servers
+    some = "1 server is" if count == 1 else f"{count} servers are"
+    server, worker = c.join_commands(address)
+    del server
+    lines = [f"zkv up: {some} in; policy {settings.broker.policy}; broker at {address}"]
+    if is_loopback(split_address(address)[0]):
+        port = split_address(address)[1]
+        lines += [
+            f"join from this machine: {worker}",
+            f"join from another machine: not possible, as {address} is loopback; if everybody in "
+            f"the network is trusted, start with: --bind tcp://0.0.0.0:{port} --insecure",
+        ]
+    else:
+        lines.append(f"join from another machine: {worker}")
+    return lines
+
+
+def _after_death(child: Child, cluster: c.Cluster, events: c.Events, settings: Settings) -> int:
+    """Keep the broker until it has told the workers which server is gone."""
+    if child is cluster.broker:
+        return FAILED
+    deadline = time.monotonic() + settings.broker.server_lost_s + 1.0
+    told = False
+    while time.monotonic() < deadline and not told:
+        told = _noticed(cluster.address)
+        code = _stop_signal(events, TELL_S if told else NOTICED_S)
+        if code:
+            return code
+    return FAILED
+
+
+def _noticed(address: str) -> bool:
+    try:
+        return bool(ask_status(address, 1.0)["failed"])
+    except ZkvError:
+        return True
+
+
+def _stop_signal(events: c.Events, timeout_s: float) -> int:
+    """Forward lines for a while; return the exit code of a signal that came meanwhile, else 0."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            event = events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return 0
+        match event:
+            case Line(_, "stderr", _):
+                c.forward(event)
+            case Signalled(number):
+                return SIGNAL_BASE + number
+
+
+def run_job(settings: Settings, job: Job) -> int:
+    """Run workers, with a cluster of their own unless a broker is named; return the exit code.
+
+    Raises:
+        ConfigError: the command does not exist, or a process has refused its settings.
+        CommandFailed: the cluster did not come up.
+    """
+    command = runnable(job.command)
+    if job.report is not None:
+        job.report.mkdir(parents=True, exist_ok=True)
+    events: c.Events = queue.SimpleQueue()
+    children = Children(events.put)
+    c.signals_to(events, children)
+    cluster = None
+    try:
+        address = settings.join.broker
+        if address is None:
+            cluster = c.start(children, events, for_job(settings, job))
+            address = cluster.address
+        workers = [
+            children.start(
+                f"worker {job.first_rank + at}",
+                [sys.executable, "-S", "-E", guard.__file__, *command],
+                environment(job, at, address),
+                captured=job.count > 1,
+            )
+            for at in range(job.count)
+        ]
+        return _Watch(events, children, workers, cluster, settings).until_done()
+    finally:
+        c.stop(children, cluster)
+
+
+def runnable(command: tuple[str, ...]) -> list[str]:
+    """Return the command as it is started: a `.py` file with this Python, else a program.
+
+    Raises:
+        ConfigError: there is no such file or program.
+    """
+    if command[0].endswith(".py"):
+        if not Path(command[0]).is_file():
+            raise ConfigError(f"{command[0]}: there is no such file in {Path.cwd()}")
+        return [sys.executable, *command]
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"{command[0]}: there is no such program")
+    return list(command)
+
+
+def for_job(settings: Settings, job: Job) -> Settings:
+    """The settings of a job's own cluster, where they are not set otherwise.
+
+    Any free port, all workers awaited, and only warnings, so that the workers' words stand out.
+    """
+    changes: dict[str, object] = {}
+    if "bind" not in settings.broker.model_fields_set:
+        changes["bind"] = "tcp://127.0.0.1:0"
+    if "workers" not in settings.broker.model_fields_set:
+        changes["workers"] = job.world
+    update: dict[str, object] = {"broker": settings.broker.model_copy(update=changes)}
+    if "level" not in settings.log.model_fields_set:
+        update["log"] = settings.log.model_copy(update={"level": "warning"})
+    return settings.model_copy(update=update)
+
+
+def environment(job: Job, at: int, address: str) -> dict[str, str]:
+    """The variables of the worker number `at` of this machine, named as torchrun names them."""
+    rank = job.first_rank + at
+    variables = {
+        "ZKV_BROKER": address,
+        "ZKV_NAME": f"worker-{rank}",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(at),
+        "WORLD_SIZE": str(job.world),
+        "LOCAL_WORLD_SIZE": str(job.count),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if job.count > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # Every worker would start a thread for each core, and all would wait for each other.
+        variables["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // job.count))
+    if job.report is not None:
+        variables["ZKV_REPORT"] = str(job.report.resolve())
+    return variables
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Watches a job: passes lines on, and decides who is asked to end, when, and the exit code."""
+
+    events: c.Events
+    children: Children
+    workers: list[Child]
+    cluster: c.Cluster | None
+    settings: Settings
+    code: int = 0
+    signal_next: int = 0
+    deadline: float | None = None
+    running: set[int] = field(default_factory=set)
+
+    def until_done(self) -> int:
+        """Return the exit code once all workers have ended."""
+        self.running = {worker.pid for worker in self.workers}
+        while self.running:
+            try:
+                left = None if self.deadline is None else self.deadline - time.monotonic()
+                event = self.events.get(timeout=None if left is None else max(0.0, left))
+            except queue.Empty:
+                self._escalate()
+                continue
+            match event:
+                case Line():
+                    self._pass_on(event)
+                case Signalled(number):
+                    self.code = SIGNAL_BASE + number
+                    self._ask_to_end(number)
+                case Ended(child):
+                    self._ended(child)
+        return self.code
+
+    def _pass_on(self, line: Line) -> None:
+        if line.child in self.workers:
+            say(f"[{line.child.label}] {line.text}", error=line.stream == "stderr")
+        elif line.stream == "stderr":
+            c.forward(line)
+
+    def _ended(self, child: Child) -> None:
+        self.running.discard(child.pid)
+        ours = child in self.workers
+        if (ours and child.code == 0) or self.signal_next:
+            return
+        say(f"zkv run: {child.obituary()}", error=True)
+        if self.code == 0:
+            self.code = (child.code or FAILED) if ours else FAILED
+            grace_s = self.settings.run.grace_s
+            if self.cluster is not None and child in self.cluster.servers:
+                # The workers learn from the broker that it is gone, and can say what they lost.
+                grace_s += self.settings.broker.server_lost_s
+            self.deadline = time.monotonic() + grace_s
+
+    def _ask_to_end(self, number: int) -> None:
+        for worker in self.workers:
+            worker.signal(number)
+        self.signal_next = signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM
+        self.deadline = time.monotonic() + WORKER_GRACE_S
+
+    def _escalate(self) -> None:
+        """Somebody was given time, and it is over: ask, and then do not ask."""
+        if self.signal_next:
+            for worker in self.workers:
+                worker.kill()
+            self.deadline = None
+        else:
+            slow = ", ".join(w.label for w in self.workers if w.pid in self.running)
+            say(f"zkv run: stopping {slow}", error=True)
+            self._ask_to_end(signal.SIGTERM)

@@ -1,0 +1,174 @@
+"""`zkv.local`: a small cluster of real processes beside a test or a notebook."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from zkv_cli import cluster as c
+from zkv_cli.ask import ask_status
+from zkv_cli.children import Child, Children, Event, wait_for
+from zkv_cli.settings import Settings, load
+
+if TYPE_CHECKING:
+    from zkv_workers.blocking import Worker
+
+DEATH_TIMEOUT_S = 10.0
+
+
+class LocalCluster:
+    """A broker and servers on this machine; made by `zkv.local`, a context manager."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._events: c.Events = queue.SimpleQueue()
+        self._children = Children(self._notified)
+        self._starting = True
+        self._cluster: c.Cluster | None = None
+
+    def _notified(self, event: Event) -> None:
+        if self._starting:
+            self._events.put(event)
+
+    def start(self) -> LocalCluster:
+        """Start the processes and wait until all servers are in (entering the block does it).
+
+        Raises:
+            ConfigError: a setting is wrong, or a port is in use.
+            ZkvError: a process ended during its start; its last words are in the text.
+        """
+        try:
+            self._cluster = c.start(self._children, self._events, self._settings, quiet=True)
+        except BaseException:
+            self._children.kill()
+            wait_for(self._children.all, DEATH_TIMEOUT_S)
+            raise
+        finally:
+            self._starting = False
+        return self
+
+    def stop(self) -> None:
+        """End all processes, in under 5 seconds (leaving the block does it)."""
+        c.stop(self._children, self._cluster)
+
+    def __enter__(self) -> LocalCluster:
+        return self if self._cluster is not None else self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def _running(self) -> c.Cluster:
+        if self._cluster is None:
+            raise RuntimeError("use the cluster inside its block: `with zkv.local() as cluster:`")
+        return self._cluster
+
+    @property
+    def address(self) -> str:
+        """The broker's address: what workers connect to."""
+        return self._running.address
+
+    @property
+    def broker(self) -> Child:
+        """The broker's process."""
+        return self._running.broker
+
+    @property
+    def servers(self) -> list[Child]:
+        """The servers' processes, by the index that the broker gave them."""
+        return self._running.servers
+
+    @property
+    def processes(self) -> list[Child]:
+        """All processes, the broker first; each has `label`, `pid`, `code`, `ended`, `tail`."""
+        return [self.broker, *self.servers]
+
+    def connect(self, **options: Any) -> Worker:
+        """Return a worker of this cluster, as `zkv.connect(address, **options)` does."""
+        from zkv_workers.blocking import Worker
+
+        return Worker(self.address, **options)
+
+    def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
+        """Return how the cluster stands, as `zkv status --json` prints it."""
+        return ask_status(self.address, timeout_s)
+
+    def logs(self) -> str:
+        """Return the last lines that each process said."""
+        lines = [f"[{child.label}] {line}" for child in self.processes for line in list(child.tail)]
+        return "\n".join(lines)
+
+    def kill_server(self, index: int, number: int = signal.SIGTERM) -> Child:
+        """Send a signal to a server and wait until it has ended, if the signal ends it.
+
+        SIGKILL is a crash, SIGSTOP a machine that hangs (and is not waited for), SIGTERM a stop in
+        good order.
+        """
+        return self._signal(self.servers[index], number)
+
+    def kill_broker(self, number: int = signal.SIGTERM) -> Child:
+        """Send a signal to the broker and wait until it has ended, if the signal ends it."""
+        return self._signal(self.broker, number)
+
+    def _signal(self, child: Child, number: int) -> Child:
+        child.signal(number)
+        ends = [getattr(signal, n, None) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGABRT")]
+        if number in ends and not child.ended.wait(DEATH_TIMEOUT_S):
+            raise RuntimeError(f"{child.label} (pid {child.pid}) goes on after signal {number}")
+        return child
+
+
+def local(
+    servers: int = 1,
+    *,
+    policy: str = "bsp",
+    workers: int = 1,
+    optimizer: str | None = None,
+    bind: str = "tcp://127.0.0.1:0",
+    budget: str | int | None = None,
+    worker_lost_s: float | None = None,
+    server_lost_s: float | None = None,
+    loop: str | None = None,
+    log_level: str | None = None,
+) -> LocalCluster:
+    """Return a cluster of processes on this machine, to be used as a context manager.
+
+    It works in scripts, tests and notebooks, also where an event loop runs. Nothing is left behind,
+    even if this process is killed.
+
+    Args:
+        servers: how many servers hold the model.
+        policy: when contributions become an update: "bsp", "asp", "ssp:2", ...
+        workers: the start line: no first batch begins before so many workers are here.
+        optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
+        bind: the broker's address; port 0 is any free one.
+        budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
+        worker_lost_s: seconds of silence after which a worker is gone; None: the default.
+        server_lost_s: seconds of silence after which a server is lost; None: the default.
+        loop: "asyncio", "uvloop" or "auto"; None: the default.
+        log_level: "debug", "info", "warning" or "error"; None: the default.
+
+    Raises:
+        ConfigError: a setting is wrong; all mistakes are named.
+    """
+    flags = {
+        ("broker", "bind"): bind,
+        ("broker", "servers"): servers,
+        ("broker", "policy"): policy,
+        ("broker", "workers"): workers,
+        ("broker", "optimizer"): optimizer,
+        ("broker", "worker_lost_s"): worker_lost_s,
+        ("broker", "server_lost_s"): server_lost_s,
+        ("broker", "loop"): loop,
+        ("server", "loop"): loop,
+        ("server", "budget"): budget,
+        ("log", "level"): log_level,
+    }
+    return LocalCluster(load(flags))

@@ -1,0 +1,322 @@
+"""The `zkv` command: what can be typed. Each command checks its settings and calls the one module
+that does the work, imported only then, so that `zkv --help` answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zkv_cli import options as o
+from zkv_cli.exits import EPILOG, reporting
+
+app = typer.Typer(
+    name="zkv",
+    help="A parameter server over ZeroMQ: workers push gradients, servers hold the model, "
+    "a broker keeps the order.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _load(flags: dict[tuple[str, str], Any], config: Path | None) -> Any:
+    from zkv_cli import logs, settings
+
+    loaded = settings.load(flags, config)
+    logs.set_up(loaded.log.format, loaded.log.level)
+    return loaded
+
+
+def _broker_named(settings: Any) -> str:
+    from zkv.errors import ConfigError
+
+    if settings.join.broker is None:
+        raise ConfigError(
+            "no broker is named: give --broker tcp://HOST:PORT, set ZKV_BROKER, "
+            "or write broker under [join] of zkv.toml"
+        )
+    return str(settings.join.broker)
+
+
+@app.callback(epilog=EPILOG)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
+    if version:
+        from zkv import __version__
+
+        typer.echo(f"zkv {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def broker(
+    bind: o.BrokerBind = None,
+    data_bind: Annotated[
+        str | None,
+        typer.Option("--data-bind", help="Where route broker takes data (default: a port higher)."),
+    ] = None,
+    advertise: o.Advertise = None,
+    servers: o.Servers = None,
+    workers: o.Workers = None,
+    policy: o.Policy = None,
+    optimizer: o.Optimizer = None,
+    insecure: o.Insecure = None,
+    worker_lost: o.WorkerLost = None,
+    server_lost: o.ServerLost = None,
+    loop: o.Loop = None,
+    config: o.Config = None,
+    log_format: o.LogFormat = None,
+    log_level: o.LogLevel = None,
+) -> None:
+    """Run a broker: it lets members in, and decides when contributions become an update."""
+    flags = {
+        ("broker", "bind"): bind,
+        ("broker", "data_bind"): data_bind,
+        ("broker", "advertise"): advertise,
+        ("broker", "servers"): servers,
+        ("broker", "workers"): workers,
+        ("broker", "policy"): policy,
+        ("broker", "optimizer"): optimizer,
+        ("broker", "insecure"): insecure,
+        ("broker", "worker_lost_s"): worker_lost,
+        ("broker", "server_lost_s"): server_lost,
+        ("broker", "loop"): loop,
+        ("log", "format"): log_format,
+        ("log", "level"): log_level,
+    }
+    with reporting("broker"):
+        settings = _load(flags, config)
+        from zkv_cli.roles import run_broker
+
+        raise SystemExit(run_broker(settings))
+
+
+@app.command()
+def server(
+    broker: o.Join = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            "--bind", help="Where it takes data (default: tcp://127.0.0.1:0, a free port)."
+        ),
+    ] = None,
+    advertise: o.Advertise = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name in messages (default: host and pid).")
+    ] = None,
+    budget: o.Budget = None,
+    connect_timeout: Annotated[
+        float | None,
+        typer.Option("--connect-timeout", help="How long to wait for the broker, in seconds."),
+    ] = None,
+    broker_lost: Annotated[
+        float | None,
+        typer.Option("--broker-lost", help="Silence that makes the broker lost, in seconds."),
+    ] = None,
+    insecure: o.Insecure = None,
+    loop: o.Loop = None,
+    config: o.Config = None,
+    log_format: o.LogFormat = None,
+    log_level: o.LogLevel = None,
+) -> None:
+    """Run a server: it holds a shard of the model and joins a broker."""
+    flags = {
+        ("join", "broker"): broker,
+        ("server", "bind"): bind,
+        ("server", "advertise"): advertise,
+        ("server", "name"): name,
+        ("server", "budget"): budget,
+        ("server", "connect_timeout_s"): connect_timeout,
+        ("server", "broker_lost_s"): broker_lost,
+        ("server", "insecure"): insecure,
+        ("server", "loop"): loop,
+        ("log", "format"): log_format,
+        ("log", "level"): log_level,
+    }
+    with reporting("server"):
+        settings = _load(flags, config)
+        address = _broker_named(settings)
+        from zkv_cli.roles import run_server
+
+        raise SystemExit(run_server(settings, address))
+
+
+@app.command()
+def up(
+    servers: o.Servers = None,
+    policy: o.Policy = None,
+    optimizer: o.Optimizer = None,
+    workers: o.Workers = None,
+    bind: o.BrokerBind = None,
+    advertise: o.Advertise = None,
+    insecure: o.Insecure = None,
+    worker_lost: o.WorkerLost = None,
+    server_lost: o.ServerLost = None,
+    budget: o.Budget = None,
+    loop: o.Loop = None,
+    config: o.Config = None,
+    log_format: o.LogFormat = None,
+    log_level: o.LogLevel = None,
+) -> None:
+    """Run a broker and its servers on this machine, until Ctrl-C, and print how to join them."""
+    flags = _cluster_flags(servers, policy, optimizer, workers, bind, advertise, insecure)
+    flags |= {
+        ("broker", "worker_lost_s"): worker_lost,
+        ("broker", "server_lost_s"): server_lost,
+        ("server", "budget"): budget,
+        ("broker", "loop"): loop,
+        ("server", "loop"): loop,
+        ("log", "format"): log_format,
+        ("log", "level"): log_level,
+    }
+    with reporting("up"):
+        settings = _load(flags, config)
+        from zkv_cli.launch import run_up
+
+        raise SystemExit(run_up(settings))
+
+
+def _cluster_flags(
+    servers: int | None,
+    policy: str | None,
+    optimizer: str | None,
+    workers: int | None,
+    bind: str | None,
+    advertise: str | None,
+    insecure: bool | None,
+) -> dict[tuple[str, str], Any]:
+    return {
+        ("broker", "servers"): servers,
+        ("broker", "policy"): policy,
+        ("broker", "optimizer"): optimizer,
+        ("broker", "workers"): workers,
+        ("broker", "bind"): bind,
+        ("broker", "advertise"): advertise,
+        ("broker", "insecure"): insecure,
+    }
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND...", help="A .py file or a program, and its arguments."),
+    ],
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=1, max=65_535, help="How many workers to start.")
+    ] = 1,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            "--broker", help="Join this broker (or ZKV_BROKER's) instead of starting one."
+        ),
+    ] = None,
+    first_rank: Annotated[
+        int, typer.Option("--first-rank", min=0, help="RANK of the first worker of this machine.")
+    ] = 0,
+    world: Annotated[
+        int | None, typer.Option("--world", min=1, help="WORLD_SIZE (default: first rank + count).")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Folder that workers find in ZKV_REPORT.")
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option("--grace", help="Seconds that workers may go on once one has failed."),
+    ] = None,
+    servers: o.Servers = None,
+    policy: o.Policy = None,
+    optimizer: o.Optimizer = None,
+    bind: o.BrokerBind = None,
+    advertise: o.Advertise = None,
+    insecure: o.Insecure = None,
+    config: o.Config = None,
+    log_format: o.LogFormat = None,
+    log_level: o.LogLevel = None,
+) -> None:
+    """Run workers, and a broker with servers for them unless a broker is named."""
+    flags = _cluster_flags(servers, policy, optimizer, None, bind, advertise, insecure)
+    flags |= {
+        ("join", "broker"): broker,
+        ("run", "grace_s"): grace,
+        ("log", "format"): log_format,
+        ("log", "level"): log_level,
+    }
+    with reporting("run"):
+        settings = _load(flags, config)
+        from zkv_cli.launch import Job, run_job
+
+        job = Job(tuple(command), count, first_rank, world or first_rank + count, report)
+        raise SystemExit(run_job(settings, job))
+
+
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, help="How long to wait for an answer, in seconds.")
+]
+
+
+@app.command()
+def status(
+    broker: o.Join = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: Timeout = 5.0,
+    config: o.Config = None,
+) -> None:
+    """Say how a cluster stands: policy, version, servers, workers and what each waits for."""
+    with reporting("status"):
+        address = _broker_named(_load({("join", "broker"): broker}, config))
+        from zkv_cli.ask import ask_status
+        from zkv_cli.tables import as_text
+
+        plain = ask_status(address, timeout)
+        if as_json:
+            import json
+
+            typer.echo(json.dumps(plain, ensure_ascii=False, indent=2))
+        else:
+            typer.echo(as_text(plain))
+
+
+@app.command(name="set")
+def set_(
+    changes: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE...", help="Such as lr=0.01 or policy=ssp:2.")
+    ],
+    broker: o.Join = None,
+    timeout: Timeout = 5.0,
+    config: o.Config = None,
+) -> None:
+    """Change settings of a cluster that runs, each from the version on that is printed."""
+    with reporting("set"):
+        from zkv_cli.ask import ask_change
+        from zkv_cli.settings import live_changes
+
+        pairs = live_changes(changes)
+        address = _broker_named(_load({("join", "broker"): broker}, config))
+        for name, value in pairs:
+            version = ask_change(address, name, value, timeout)
+            typer.echo(f"{name}={value} from version {version} on")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    broker: o.Join = None,
+    timeout: Timeout = 60.0,
+    config: o.Config = None,
+) -> None:
+    """Write one whole version of the model as a safetensors file.
+
+    Integer keys are written as "int:7"; a text key that begins with "int:" or "str:" gets "str:" in
+    front. The file is complete or not there: it is renamed once it is written.
+    """
+    with reporting("export"):
+        address = _broker_named(_load({("join", "broker"): broker}, config))
+        from zkv_cli.export import write_model
+
+        version, keys, size = write_model(address, file, timeout)
+        typer.echo(f"{file}: version {version}, {keys} keys, {size} bytes")

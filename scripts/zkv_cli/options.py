@@ -1,0 +1,70 @@
+"""The options that several commands have, with their help. Defaults are the settings' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Option = typer.Option
+
+Config = Annotated[
+    Path | None, Option("--config", help="Settings as TOML (default: ./zkv.toml if there is one).")
+]
+LogFormat = Annotated[str | None, Option("--log-format", help="text or json (default: text).")]
+LogLevel = Annotated[
+    str | None, Option("--log-level", help="debug, info, warning or error (default: info).")
+]
+Join = Annotated[
+    str | None,
+    Option("--broker", help="The broker's address, tcp://HOST:PORT (default: ZKV_BROKER)."),
+]
+BrokerBind = Annotated[
+    str | None,
+    Option("--bind", help="Where the broker listens; port 0 is any free one."),
+]
+Servers = Annotated[
+    int | None, Option("--servers", help="How many servers hold the model (default: 1).")
+]
+Workers = Annotated[
+    int | None,
+    Option("--workers", help="No first batch begins before so many workers are here."),
+]
+Policy = Annotated[
+    str | None,
+    Option("--policy", help="When contributions become an update: bsp, asp, ssp:2, k-bsp:2, ..."),
+]
+Optimizer = Annotated[
+    str | None,
+    Option("--optimizer", help="What servers do with gradients, such as momentum:lr=0.05."),
+]
+Advertise = Annotated[
+    str | None, Option("--advertise", help="The host or address that others reach this one at.")
+]
+Insecure = Annotated[
+    bool | None,
+    Option(
+        "--insecure",
+        help="Allow a bind that others reach; traffic is neither encrypted nor authenticated.",
+    ),
+]
+WorkerLost = Annotated[
+    float | None,
+    Option(
+        "--worker-lost-s", "--worker-lost", help="Silence that makes a worker gone, in seconds."
+    ),
+]
+ServerLost = Annotated[
+    float | None,
+    Option(
+        "--server-lost-s", "--server-lost", help="Silence that makes a server lost, in seconds."
+    ),
+]
+Budget = Annotated[
+    str | None,
+    Option("--budget", help="Room for contributions that wait, such as 2GiB; 0: no limit."),
+]
+Loop = Annotated[
+    str | None, Option("--loop", help="Event loop: auto, asyncio or uvloop (default: auto).")
+]

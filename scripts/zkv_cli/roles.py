@@ -1,0 +1,116 @@
+"""The broker and the server as processes: what they print, and how they end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from zkv.policy import policy
+from zkv_cli.cluster import join_commands
+from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
+from zkv_cli.guard import watch_lifeline
+from zkv_cli.settings import BrokerSection, ServerSection, Settings
+from zkv_net import loop as net
+
+if TYPE_CHECKING:
+    from zkv_brokers.broker import BrokerConfig
+    from zkv_brokers.server import ServerConfig
+
+
+def broker_config(section: BrokerSection) -> BrokerConfig:
+    """Return what the broker's driver takes."""
+    from zkv_brokers.broker import BrokerConfig
+
+    return BrokerConfig(
+        policy=policy(section.policy),
+        bind=section.bind,
+        data_bind=section.data_bind,
+        advertise=section.advertise,
+        servers=section.servers,
+        workers=section.workers,
+        optimizer=section.optimizer,
+        insecure=section.insecure,
+        worker_lost_s=section.worker_lost_s,
+        server_lost_s=section.server_lost_s,
+    )
+
+
+def server_config(section: ServerSection, broker: str) -> ServerConfig:
+    """Return what the server's driver takes."""
+    from zkv_brokers.server import ServerConfig
+
+    return ServerConfig(
+        broker=broker,
+        bind=section.bind,
+        advertise=section.advertise,
+        name=section.name,
+        budget_bytes=section.budget,
+        connect_timeout_s=section.connect_timeout_s,
+        broker_lost_s=section.broker_lost_s,
+        insecure=section.insecure,
+    )
+
+
+def run_broker(settings: Settings) -> int:
+    """Run a broker until a signal ends it; return the exit code."""
+    # A server does not need the router, nor a broker the shard: each starts quicker alone.
+    from zkv_brokers.broker import Broker
+
+    watch_lifeline()
+
+    async def main() -> int:
+        broker = Broker(broker_config(settings.broker))
+        broker.start()
+        ending = _Ending(broker.stop)
+        server, worker = join_commands(broker.address)
+        say(f"broker at {broker.address} | a server joins with: {server} | workers with: {worker}")
+        try:
+            await broker.serve()
+        finally:
+            broker.close()
+        return ending.code
+
+    return _run(main, settings.broker.loop)
+
+
+def run_server(settings: Settings, broker: str) -> int:
+    """Run a server until a signal ends it, or an error; return the exit code."""
+    from zkv_brokers.server import Server
+
+    watch_lifeline()
+
+    async def main() -> int:
+        server = Server(server_config(settings.server, broker))
+        server.on_welcome = lambda index, servers: say(f"server {index} of {servers} is in")
+        server.start()
+        ending = _Ending(server.stop)
+        say(f"server at {server.address} | its broker: {broker}")
+        try:
+            await server.serve()
+        finally:
+            server.close()
+        return ending.code
+
+    return _run(main, settings.server.loop)
+
+
+class _Ending:
+    """Ends a role in good order at a signal, and remembers the exit code that tells of it."""
+
+    def __init__(self, stop: Callable[[str], None]) -> None:
+        self._stop = stop
+        self.code = 0
+        net.on_stop_signals(self._received)
+
+    def _received(self, name: str) -> None:
+        self.code = SIGNAL_BASE + signal.Signals[name]
+        self._stop(name)
+
+
+def _run(main: Callable[[], Coroutine[Any, Any, int]], loop: str) -> int:
+    try:
+        return net.run(main, loop)
+    except KeyboardInterrupt:
+        # Only where an event loop cannot take signals over.
+        return INTERRUPTED

@@ -1,0 +1,318 @@
+"""Settings of the `zkv` command: a TOML file, the environment, and flags, the later the stronger.
+
+All mistakes are found at once and named with their places. A value is checked by the same pure
+function that reads it later. This module starts nothing and must not know sockets.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from zkv.errors import ConfigError
+from zkv.optimizer_spec import optimizer
+from zkv.policy import policy
+from zkv_net.sockets import split_address
+
+FILE = Path("zkv.toml")
+PREFIX = "ZKV_"
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+Flags = Mapping[tuple[str, str], Any]
+"""Values by (section, key); None: not given."""
+
+
+def size(text: object) -> int:
+    """Return a size in bytes: a whole number, or text such as "2GiB" or "500 MB".
+
+    Raises:
+        ValueError: not of that form, or negative.
+    """
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([A-Za-z]{0,3})", str(text).strip(), re.ASCII)
+    factor = UNITS.get(match[2].upper()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"size {text!r} is none of 1048576, 512MiB, 2GiB, 1.5GB")
+    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def seconds(value: float) -> float:
+    """Return a time in seconds.
+
+    Raises:
+        ValueError: not above 0, or not finite.
+    """
+    if not 0 < value < math.inf:
+        raise ValueError(f"{value} s: a time must be above 0 and finite")
+    return value
+
+
+def _address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _dialled(text: str) -> str:
+    _, port = split_address(text)
+    if port == "*" or int(port) == 0:
+        raise ValueError(
+            f"address {text!r}: nothing can be reached at port {port}; give the real one"
+        )
+    return text
+
+
+def _policy(text: str) -> str:
+    return str(policy(text))
+
+
+def _optimizer(text: str) -> str:
+    optimizer(text)
+    return text
+
+
+def _rate(text: str) -> str:
+    if not 0 <= float(text) < math.inf:
+        raise ValueError("a learning rate is finite and not negative")
+    return text
+
+
+LIVE: Mapping[str, Callable[[str], str]] = {"lr": _rate, "policy": _policy}
+"""What can be changed while a cluster runs, and how it is checked."""
+
+Address = Annotated[str, AfterValidator(_address)]
+Dialled = Annotated[str, AfterValidator(_dialled)]
+Seconds = Annotated[float, AfterValidator(seconds)]
+Count = Annotated[int, Field(ge=1, le=65_535)]
+Loop = Literal["auto", "asyncio", "uvloop"]
+
+
+class Section(BaseModel):
+    """One table of the file. Keys that it does not have are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BrokerSection(Section):
+    """`[broker]`: what a broker decides and where it listens. Times in seconds."""
+
+    bind: Address = "tcp://127.0.0.1:5555"
+    data_bind: Address | None = None
+    advertise: str | None = None
+    servers: Count = 1
+    workers: Count = 1
+    policy: Annotated[str, AfterValidator(_policy)] = "bsp"
+    optimizer: Annotated[str, AfterValidator(_optimizer)] | None = None
+    insecure: bool = False
+    worker_lost_s: Seconds = 10.0
+    server_lost_s: Seconds = 5.0
+    loop: Loop = "auto"
+
+
+class ServerSection(Section):
+    """`[server]`: one server. `budget` is for contributions that wait; 0: no limit."""
+
+    bind: Address = "tcp://127.0.0.1:0"
+    advertise: str | None = None
+    name: Annotated[str, Field(max_length=200)] = ""
+    budget: Annotated[int, BeforeValidator(size)] = 0
+    connect_timeout_s: Seconds = 60.0
+    broker_lost_s: Seconds = 10.0
+    insecure: bool = False
+    loop: Loop = "auto"
+
+
+class JoinSection(Section):
+    """`[join]`: the broker to join, for all commands that need one that runs."""
+
+    broker: Dialled | None = None
+
+
+class RunSection(Section):
+    """`[run]`: `grace_s` is how long workers may go on once one of them has failed."""
+
+    grace_s: Seconds = 2.0
+
+
+class LogSection(Section):
+    """`[log]`: how the processes log, to standard error."""
+
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class _Nested(EnvSettingsSource):
+    """The environment, but only names with `__`: ZKV_BROKER is an address, not a section."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, True
+
+
+class Settings(BaseSettings):
+    """All settings, checked."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+    broker: BrokerSection = BrokerSection()
+    server: ServerSection = ServerSection()
+    join: JoinSection = JoinSection()
+    run: RunSection = RunSection()
+    log: LogSection = LogSection()
+
+
+def load(flags: Flags | None = None, file: Path | None = None) -> Settings:
+    """Return the settings: `flags`, then ZKV_SECTION__KEY variables, then the file, then defaults.
+
+    The file is `file`, or `zkv.toml` in the working directory if that is there.
+
+    Raises:
+        ConfigError: one or more mistakes; each is listed with its place.
+    """
+    path = file or (FILE if FILE.is_file() else None)
+    given = {place: value for place, value in (flags or {}).items() if value is not None}
+    if ("join", "broker") not in given and os.environ.get("ZKV_BROKER"):
+        given["join", "broker"] = os.environ["ZKV_BROKER"]
+    in_file = _read(path) if path is not None else {}
+
+    class Layered(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del env_settings, dotenv_settings, file_secret_settings
+            return init_settings, _Nested(cls), InitSettingsSource(cls, in_file)
+
+    nested: dict[str, Any] = {}
+    for (section, key), value in given.items():
+        nested.setdefault(section, {})[key] = value
+    strangers = _strangers()
+    try:
+        settings = Layered(**nested)
+    except ValidationError as error:
+        places = _Places(flags or {}, path)
+        found = [f"{places.of(e['loc'])}: {_words(e)}" for e in error.errors()] + strangers
+        raise ConfigError(_listed(found)) from None
+    if strangers:
+        raise ConfigError(_listed(strangers))
+    return settings
+
+
+def live_changes(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the (setting, value) pairs of texts such as "lr=0.01" and "policy=ssp:2".
+
+    Raises:
+        ConfigError: one or more mistakes; each is listed.
+    """
+    pairs, found = [], []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            if not equals or name not in LIVE:
+                raise ValueError(f"valid are {' and '.join(LIVE)}, as in lr=0.01")
+            LIVE[name](value)
+            pairs.append((name, value))
+        except ValueError as error:
+            found.append(f"{text!r}: {error}")
+    if found:
+        raise ConfigError(_listed(found))
+    return pairs
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+def _strangers() -> list[str]:
+    """The variables that look like settings of a section that does not exist."""
+    sections = tuple(f"{PREFIX}{name.upper()}__" for name in Settings.model_fields)
+    return [
+        f"environment variable {name}: there is no such section; there are: "
+        f"{', '.join(Settings.model_fields)}"
+        for name in sorted(os.environ)
+        if name.upper().startswith(PREFIX)
+        and "__" in name
+        and not name.upper().startswith(sections)
+    ]
+
+
+def _listed(found: list[str]) -> str:
+    if len(found) == 1:
+        return found[0]
+    return f"{len(found)} mistakes in the configuration:" + "".join(f"\n  {one}" for one in found)
+
+
+def _words(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        *sections, _ = error["loc"]
+        model: Any = Settings
+        for name in sections:
+            model = Settings.model_fields[str(name)].annotation
+        what = "setting" if sections else "section"
+        return f"there is no such {what}; there are: {', '.join(model.model_fields)}"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    shown = repr(error["input"])
+    return text if shown in text or len(shown) > 60 else f"{text} (given: {shown})"
+
+
+class _Places:
+    """Where a setting was given: a flag, a variable, or a line of the file."""
+
+    def __init__(self, flags: Flags, path: Path | None) -> None:
+        self._flags = flags
+        self._path = path
+        self._lines = path.read_text("utf-8").splitlines() if path is not None else []
+
+    def of(self, location: tuple[Any, ...]) -> str:
+        """Return the place of a setting, by (section, key)."""
+        section, key = [*map(str, location), "", ""][:2]
+        if self._flags.get((section, key)) is not None:
+            return f"--{key.removesuffix('_s').replace('_', '-')}"
+        names = {name.upper(): name for name in os.environ}
+        if (section, key) == ("join", "broker") and "ZKV_BROKER" in names:
+            return "environment variable ZKV_BROKER"
+        variable = names.get(f"{PREFIX}{section}__{key}".upper())
+        if variable is not None:
+            return f"environment variable {variable}"
+        line = self._line(section, key)
+        where = f"[{section}] {key}" if key else f"[{section}]"
+        return f"{self._path}{f', line {line}' if line else ''}, {where}"
+
+    def _line(self, section: str, key: str) -> int:
+        """Return the line that sets it, from 1; 0 if the file writes it in some other way."""
+        current = ""
+        for number, line in enumerate(self._lines, start=1):
+            header = re.match(r"\s*\[\s*\"?([\w-]+)\"?\s*\]", line)
+            if header:
+                current = header[1]
+                if current == section and not key:
+                    return number
+            name = re.match(r"\s*\"?([\w.-]+)\"?\s*=", line)
+            if name:
+                full = f"{current}.{name[1]}" if current else name[1]
+                if full == (f"{section}.{key}" if key else section):
+                    return number
+        return 0

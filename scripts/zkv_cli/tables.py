@@ -1,0 +1,65 @@
+"""A cluster's status as text for a person. Pure: the plain data of `zkv status --json` comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zkv_cli.report import bytes_text
+
+SERVER_COLUMNS = ("server", "address", "host", "pid", "holds", "heard")
+WORKER_COLUMNS = ("worker", "name", "host", "pid", "clock", "heard", "waits for")
+
+
+def as_text(status: Mapping[str, Any]) -> str:
+    """Return a status as a few lines and two tables."""
+    lines = [
+        f"broker     {status['broker']}",
+        f"policy     {status['policy']}",
+        f"optimizer  {status['optimizer']}",
+        f"version    {status['version']}, {status['keys']} keys",
+    ]
+    if status["failed"]:
+        lines.append(f"FAILED     {status['failed']}")
+    if status["waiting"]:
+        lines.append(f"waiting    {status['waiting']}")
+    here, wanted = len(status["servers"]), status["servers_wanted"]
+    lines += ["", f"{here} of {wanted} servers"]
+    if status["servers"]:
+        lines += table(SERVER_COLUMNS, [_server_row(one) for one in status["servers"]])
+    lines += ["", f"{len(status['workers'])} workers"]
+    if status["workers"]:
+        lines += table(WORKER_COLUMNS, [_worker_row(one) for one in status["workers"]])
+    return "\n".join(lines)
+
+
+def _server_row(server: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        str(server["index"]),
+        server["address"],
+        server["host"],
+        str(server["pid"]),
+        bytes_text(server["value_bytes"]),
+        f"{server['last_heard_s']:.1f} s ago",
+    )
+
+
+def _worker_row(worker: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        "observer" if worker["observer"] else str(worker["number"]),
+        worker["name"],
+        worker["host"],
+        str(worker["pid"]),
+        str(worker["clock"]),
+        f"{worker['last_heard_s']:.1f} s ago",
+        worker["waiting"] or "-",
+    )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (columns, *rows)
+    ]
