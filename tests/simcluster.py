@@ -101,6 +101,7 @@ class Sim:
             optimizer=options.optimizer,
             worker_lost_s=3.0,
             server_lost_s=60.0,
+            keep_log=True,
         )
         self.router = r.Router(config, term=1, instance=self.number())
         self.nodes = [self._node(index) for index in range(options.servers)]
@@ -422,7 +423,7 @@ class Sim:
     def commits(self) -> list[Any]:
         from zkv import control as c
 
-        return [e for e in self.router.entries if isinstance(e, c.Commit) and e.group == MODEL]
+        return [e for e in self.router.log if isinstance(e, c.Commit) and e.group == MODEL]
 
     def final(self, key: str) -> Array:
         layout = self.router.layout
@@ -460,7 +461,7 @@ class Sim:
     def _settle_servers(self) -> None:
         """Let the servers catch up with the log (losses are repaired by resends)."""
         deadline = self.now + 60.0
-        while any(node.shard.index < len(self.router.entries) for node in self.nodes):
+        while any(node.shard.index < len(self.router.log) for node in self.nodes):
             assert self.events and self.now < deadline, f"a server never caught up; {self.story()}"
             self.now, _, action = heapq.heappop(self.events)
             action()

@@ -24,3 +24,5 @@ class RouterConfig:
     server_lost_s: float = 5.0
     beat_s: float = 0.5
     link_resend_s: float = 1.0
+    keep_log: bool = False
+    """Keep every log entry in memory, for replays and tests."""

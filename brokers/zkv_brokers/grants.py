@@ -114,6 +114,16 @@ class Grants:
         if not pieces:
             self._open.pop((incarnation, group, grant), None)
 
+    def drop(self, incarnation: int, group: int, grant: int) -> None:
+        """The grant no longer counts: unpin its blocks and do not send what is still queued."""
+        pieces = self._open.pop((incarnation, group, grant), {})
+        for piece in pieces.values():
+            if piece.pinned is not None:
+                piece.pinned.pins -= 1
+        window = self._windows.get(incarnation)
+        if window is not None and pieces:
+            window.forget({(group, grant, bid) for bid in pieces})
+
     def ask(self, incarnation: int, group: int, grant: int, bids: Sequence[int]) -> None:
         """The worker lacks these blocks: send again what has been sent before."""
         window = self._windows.get(incarnation)

@@ -181,7 +181,7 @@ def status(router: Router) -> dict[str, Any]:
         "optimizer": str(router.model_spec),
         "failed": router.failed.reason if router.failed is not None else None,
         "version": model.sync.version if model is not None else 0,
-        "log_entries": len(router.entries),
+        "log_entries": len(router.log),
         "keys": len(layout.kid_of),
         "plain_keys": len(router.groups.by_number) - (model is not None),
         "servers_wanted": members.servers_wanted,

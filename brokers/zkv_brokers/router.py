@@ -23,6 +23,7 @@ from zkv_brokers.groups import Groups
 from zkv_brokers.hub import Hub
 from zkv_brokers.hub import Note as Note
 from zkv_brokers.hub import Send as Send
+from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
 
@@ -72,7 +73,7 @@ class Router:
             self._prepare,
         )
         self.hub = Hub(instance, resend_s=config.link_resend_s)
-        self.entries: list[c.Entry] = []
+        self.log = Log(keep=config.keep_log)
         self.failed: c.Fatal | None = None
         self._queued_hellos: dict[int, c.WorkerHello] = {}
         self._told: dict[int, str] = {}
@@ -91,7 +92,7 @@ class Router:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and return what to do, in order."""
         self.hub.now = now
-        out = Decisions(len(self.entries))
+        out = Decisions(len(self.log))
         match event:
             case Received(route, frame):
                 peer, messages = self.hub.receive(route, frame)
@@ -105,12 +106,15 @@ class Router:
         return self._flush(out)
 
     def _flush(self, out: Decisions) -> list[Action]:
-        self.entries += out.entries
-        for server in self.members.servers.values() if self.members.complete else ():
-            if server.index_sent < len(self.entries):
-                fresh = self.entries[server.index_sent :]
-                self.hub.send(server.peer, c.Log(self.members.term, server.index_sent, fresh))
-                server.index_sent = len(self.entries)
+        self.log.extend(out.entries)
+        if self.members.complete:
+            for server in self.members.servers.values():
+                if server.index_sent < len(self.log):
+                    fresh = self.log.since(server.index_sent)
+                    entry = c.Log(self.members.term, server.index_sent, fresh)
+                    self.hub.send(server.peer, entry)
+                    server.index_sent = len(self.log)
+            self.log.forget(len(self.log))
         for incarnation, message in out.messages:
             worker = self.members.workers.get(incarnation)
             if worker is not None:
@@ -382,7 +386,7 @@ class Router:
         entry = c.Configure(plain)
         if self.groups.model is not None:
             self.groups.model.log_between_commits(entry, out)
-        elif out.first_index == 0 and not self.entries:
-            self.entries.append(entry)
+        elif not len(self.log):
+            self.log.extend([entry])
         else:
             out.log(entry)

@@ -18,7 +18,7 @@ from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.optim import clip_factor
 from zkv.optimizer_spec import OptimizerSpec
-from zkv.wire import MODEL, SEEDS, BlockSpec, ContributionId
+from zkv.wire import MODEL, NO_BATCH, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, aligned, check_push
@@ -150,6 +150,8 @@ class Shard:
                 self._commit(entry)
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
                 self.contributions.discard(incarnation, group, grant, batch)
+                if batch == NO_BATCH:
+                    self.grants.drop(incarnation, group, grant)
             case c.Configure(optimizer=plain):
                 self.store.configure(
                     Settings(

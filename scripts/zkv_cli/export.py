@@ -11,6 +11,8 @@ import numpy as np
 
 from zkv import __version__
 from zkv.dtypes import Array
+from zkv.errors import UnknownKey
+from zkv_cli.ask import ask_status
 from zkv_net import loop as net
 from zkv_workers import signals as s
 from zkv_workers.driver import Driver
@@ -49,6 +51,9 @@ def write_model(address: str, file: Path, timeout_s: float) -> tuple[int, int, i
         ClusterNotReady: no broker, or not all servers, within `timeout_s`.
         OSError: the file cannot be written.
     """
+    if not ask_status(address, timeout_s)["keys"]:
+        # A worker's pull would wait for whoever initialises the model.
+        raise UnknownKey(f"the cluster at {address} has no model yet: no worker has called init")
     version, arrays = net.run(lambda: _read(address, timeout_s))
     write_file(file, arrays, {"zkv_version": __version__, "model_version": str(version)})
     return version, len(arrays), file.stat().st_size

@@ -41,15 +41,24 @@ def _broker_named(settings: Any) -> str:
     return str(settings.join.broker)
 
 
-@app.callback(epilog=EPILOG)
-def _main(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
-) -> None:
-    if version:
+def _version(wanted: bool) -> None:
+    if wanted:
         from zkv import __version__
 
         typer.echo(f"zkv {__version__}")
         raise typer.Exit
+
+
+@app.callback(epilog=EPILOG)
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    del version
 
 
 @app.command()

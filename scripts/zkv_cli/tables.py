@@ -23,11 +23,10 @@ def as_text(status: Mapping[str, Any]) -> str:
         lines.append(f"FAILED     {status['failed']}")
     if status["waiting"]:
         lines.append(f"waiting    {status['waiting']}")
-    here, wanted = len(status["servers"]), status["servers_wanted"]
-    lines += ["", f"{here} of {wanted} servers"]
+    lines += ["", f"servers: {len(status['servers'])} of {status['servers_wanted']}"]
     if status["servers"]:
         lines += table(SERVER_COLUMNS, [_server_row(one) for one in status["servers"]])
-    lines += ["", f"{len(status['workers'])} workers"]
+    lines += ["", f"workers: {len(status['workers'])}"]
     if status["workers"]:
         lines += table(WORKER_COLUMNS, [_worker_row(one) for one in status["workers"]])
     return "\n".join(lines)

@@ -58,7 +58,7 @@ async def test_three_workers_that_run_freely_all_come_to_their_end(policy: str) 
         assert group.applied >= fates.count("committed")
         assert group.sync.live == set()
         await until(
-            lambda: all(s.shard.index == len(router.entries) for s in made.servers),
+            lambda: all(s.shard.index == len(router.log) for s in made.servers),
             what="that all servers have the whole log",
         )
         versions = {s.shard.versions.get(0) for s in made.servers if s.shard.versions}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+import os
+import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ from zkv.errors import ConfigError
 from zkv_cli.cluster import command_line
 from zkv_cli.export import key_of, name_of
 from zkv_cli.launch import Job, environment, for_job
+from zkv_cli.logs import JsonFormatter
 from zkv_cli.settings import live_changes, load, seconds, size
 from zkv_cli.tables import table
 
@@ -20,8 +26,6 @@ from zkv_cli.tables import table
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
     """No settings from outside: an empty folder, and no variables of ours."""
-    import os
-
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.upper().startswith("ZKV_"):
@@ -238,3 +242,16 @@ def test_a_jobs_own_cluster_takes_any_port_and_awaits_its_workers():
 
 def test_a_table_is_as_wide_as_its_cells():
     assert table(("a", "name"), [("10", "x"), ("7", "")]) == ["a   name", "10  x", "7"]
+
+
+def test_a_log_for_machines_is_one_object_a_line():
+    try:
+        raise LookupError("my own")
+    except LookupError:
+        record = logging.LogRecord("zkv.x", 30, "", 0, "a %s\nb", ("ß",), sys.exc_info())
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    plain = json.loads(line)
+    assert (plain["level"], plain["logger"], plain["message"]) == ("warning", "zkv.x", "a ß\nb")
+    assert plain["error"].endswith("LookupError: my own")
+    assert datetime.fromisoformat(plain["time"]).tzinfo is not None

@@ -71,7 +71,7 @@ class Packer:
         Raises:
             UnknownKey, KeyMismatch: not a key of the model, pushed before, wrong shape or dtype.
         """
-        layout, given, array = self._layout, id(array), to_host(array)
+        layout, array = self._layout, to_host(array)
         kid = layout.kid(key)
         if kid not in self._allowed:
             raise KeyMismatch(
