@@ -15,6 +15,7 @@ from harness import Cluster, until
 
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
+from zkv_brokers.group import Group
 
 POLICIES = ("bsp", "asp", "ssp:1", "k-bsp:2", "k-batch-bsp:2", "k-asp:2", "k-batch-asp:2")
 """All seven."""
@@ -39,7 +40,7 @@ async def crew(
     `init_options` in `options` go to `init`, the rest to `connect`.
     """
     init_options = options.pop("init_options", {})
-    options.setdefault("wait_timeout_s", 8.0)
+    options.setdefault("wait_timeout_s", 6.0)
     async with AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(made.worker(rank, world=count, **options))
@@ -62,19 +63,32 @@ async def begun(worker: AsyncWorker, **options: Any) -> Any:
     return await worker.batch(**options).__aenter__()
 
 
-async def end(batch: Any) -> None:
-    """Finish a batch that `begun` has opened."""
+async def all_begun(workers: list[AsyncWorker], **options: Any) -> list[Any]:
+    """Begin a batch of each worker and return them, open. The start line needs all to ask."""
+    return list(await asyncio.gather(*(begun(worker, **options) for worker in workers)))
+
+
+async def end(batch: Any, gradient: Any = None, key: Any = "w") -> None:
+    """Push one gradient, if one is given, and finish a batch that `begun` has opened."""
+    if gradient is not None:
+        batch.push(key, gradient)
     await batch.__aexit__(None, None, None)
+
+
+def model(made: Cluster) -> Group:
+    """Return the model's group at the broker; it is there once somebody has begun a batch."""
+    assert made.broker.router is not None
+    group = made.broker.router.groups.model
+    assert group is not None
+    return group
 
 
 async def blocked(made: Cluster, rank: int) -> str:
     """Wait until the policy holds this worker back; return the rule that does."""
 
     def waiting() -> Any:
-        router = made.broker.router
-        assert router is not None
-        group = router.groups.get(0)
-        return group and rank in group.sync.live and group.sync.waiting(rank)
+        sync = model(made).sync
+        return rank in sync.live and sync.waiting(rank)
 
     await until(waiting, what=f"that worker {rank} has to wait")
     rule: str = waiting().rule
@@ -83,5 +97,4 @@ async def blocked(made: Cluster, rank: int) -> str:
 
 def version(made: Cluster) -> int:
     """Return the model's version at the broker."""
-    assert made.broker.router is not None
-    return made.broker.router.groups[0].sync.version
+    return model(made).sync.version

@@ -28,6 +28,7 @@ from zkv_brokers import router as r
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.model import BatchState, specs_of
+from zkv_workers.packing import unpack
 from zkv_workers.session import Session
 
 TICK_S = 0.1
@@ -53,6 +54,11 @@ class Options:
     window_bytes: int = 1 << 20
     budget_bytes: int = 0
     uneven: bool = False
+    withdraw: float = 0.0
+    void: float = 0.0
+    pull: float = 0.0
+    plain: int = 0
+    barrier: bool = False
     until_s: float = 400.0
 
 
@@ -89,6 +95,7 @@ class Sim:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
         self.contributions: dict[tuple[int, int], Pushed] = {}
+        self.plain: dict[int, Pushed] = {}
         self.fifo: dict[Any, float] = {}
         self.notes: list[str] = []
         self.ended = 0
@@ -344,18 +351,27 @@ class Sim:
             "v": rng.standard_normal(size).astype(np.float32),
         }
 
-    def _program(self, rank: int, worker: SimWorker) -> Program:
-        options = self.options
-        yield s.Join
+    def _initialise(self) -> Program:
         specs, values = specs_of(self.params())
-        specs = [
+        own = [
             type(spec)(spec.key, spec.dtype, spec.shape, "sum", "sgd:lr=1.0")
-            if spec.key in "ab"
+            if spec.key in ("a", "b")
             else spec
             for spec in specs
         ]
-        yield lambda token: s.Initialise(token, tuple(specs), values, False)
+        yield lambda token: s.Initialise(token, tuple(own), values, False)
+        if self.options.plain:
+            specs, values = specs_of({"t": np.zeros(4096)}, rule="sgd:lr=1.0")
+            yield lambda token: s.Initialise(token, tuple(specs), values, True)
+
+    def _program(self, rank: int, worker: SimWorker) -> Program:
+        options = self.options
+        yield s.Join
+        yield from self._initialise()
         route = next(where for where, one in self.workers.items() if one is worker)
+        for _ in range(options.plain):
+            yield self.rng.random() * 0.02
+            self._push_plain(route, worker, rank)
         batches = options.batches + (rank if options.uneven else 0)
         for _ in range(batches):
             grant = yield s.Begin
@@ -366,7 +382,28 @@ class Sim:
                 self._push(route, worker, rank, state)
             except Cancelled:
                 self.feed(route, worker, self._finish(worker, state, None))
+            if self.rng.random() < options.pull:
+                values = yield lambda token: s.Pull(token, ("a", "b"))
+                read = unpack(values.layout, values.kids, values.blocks, values.parts)
+                assert np.array_equal(read["a"], read["b"]), f"a pull is torn; {self.story()}"
+        if options.barrier:
+            yield s.Barrier
+            yield s.Begin
         yield s.Leave
+
+    def _push_plain(self, route: bytes, worker: SimWorker, rank: int) -> None:
+        token, self.tokens = self.tokens, self.tokens + 1
+        hot = np.zeros(4096)
+        hot[token] = 1.0
+        pushed = self.plain[token] = Pushed(rank, token, 1.0, {"t": hot})
+        worker.tokens += 1
+        worker.calls[worker.tokens] = lambda fate: self._told(pushed, fate)
+        self.feed(route, worker, s.PushPlain(worker.tokens, "t", hot, 1.0))
+
+    @staticmethod
+    def _told(pushed: Pushed | None, fate: Any) -> None:
+        if pushed is not None and isinstance(fate, s.Fate):
+            pushed.fate = fate
 
     def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> None:
         state.check()
@@ -381,11 +418,18 @@ class Sim:
             "a": hot.copy(),
         }
         pushed = Pushed(rank, token, state.weight, gradients)
+        if self.rng.random() < self.options.void:
+            gradients["v"][3] = np.nan
         assert worker.session.member is not None
         self.contributions[worker.session.member.incarnation, state.number] = pushed
+        withdrawn = self.rng.random() < self.options.withdraw
         for key, gradient in gradients.items():
             for bid, payload in state.packer.add(key, gradient):
                 self.feed(route, worker, s.SendBlock(state.number, bid, payload))
+            if withdrawn and key == "b":
+                pushed.fate = s.Fate(None, "withdrawn")
+                self.feed(route, worker, s.Withdraw(state.number))
+                return
         for bid, payload in state.packer.rest():
             self.feed(route, worker, s.SendBlock(state.number, bid, payload))
         self.feed(route, worker, self._finish(worker, state, pushed))
@@ -393,11 +437,7 @@ class Sim:
     def _finish(self, worker: SimWorker, state: BatchState, pushed: Pushed | None) -> s.Finish:
         worker.tokens += 1
 
-        def settled(fate: Any) -> None:
-            if pushed is not None and isinstance(fate, s.Fate):
-                pushed.fate = fate
-
-        worker.calls[worker.tokens] = settled
+        worker.calls[worker.tokens] = lambda fate: self._told(pushed, fate)
         return s.Finish(worker.tokens, state.number, state.weight, ())
 
     # --- laws --------------------------------------------------------------------------------
@@ -447,7 +487,14 @@ class Sim:
         self._settle_servers()
         counts = -self.final("a")
         assert np.array_equal(counts, -self.final("b")), f"the servers disagree; {self.story()}"
-        for pushed in self.contributions.values():
+        self._count(counts, self.contributions)
+        if self.plain:
+            self._count(-self.final("t"), self.plain)
+        assert counts.sum() == sum(len(commit.counted) for commit in self.commits()), self.story()
+        self._check_bits()
+
+    def _count(self, counts: Array, made: dict[Any, Pushed]) -> None:
+        for pushed in made.values():
             seen = counts[pushed.token]
             assert seen in (0.0, 1.0), f"token {pushed.token} counts {seen} times; {self.story()}"
             if pushed.fate is not None:
@@ -455,8 +502,6 @@ class Sim:
                 assert seen == told, (
                     f"token {pushed.token}: {pushed.fate}, but {seen}; {self.story()}"
                 )
-        assert counts.sum() == sum(len(commit.counted) for commit in self.commits()), self.story()
-        self._check_bits()
 
     def _settle_servers(self) -> None:
         """Let the servers catch up with the log (losses are repaired by resends)."""
@@ -470,6 +515,8 @@ class Sim:
         model = {
             key: value.reshape(-1).copy() for key, value in self.params().items() if key in "vw"
         }
+        if "clip" in self.options.optimizer:
+            return
         chosen = rule(self.options.optimizer.split(":")[0])
         slots = {
             key: tuple(np.zeros_like(value) for _ in chosen.slots) for key, value in model.items()

@@ -13,9 +13,14 @@ from zkv.policy import SyncPolicy
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A worker is a member from now on, level with the slowest clock, and wants to compute."""
+    """A worker is a member from now on, level with the slowest clock, and wants to compute.
+
+    `others` join at the same moment: under a policy that needs every worker, all of them take part in
+    the same first round.
+    """
 
     worker: int
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

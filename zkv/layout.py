@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zkv.dtypes import DTYPES, DType
-from zkv.errors import KeyMismatch, UnknownKey
+from zkv.errors import KeyMismatch, ProtocolError, UnknownKey
 from zkv.wire import KEY_BYTES_MAX, MODEL, BlockSpec, KeyEntry, KeySpec, Segment
 
 REDUCES = ("", "sum", "mean")
@@ -43,7 +43,13 @@ class Layout:
         return self._copy
 
     def add(self, entries: Sequence[KeyEntry], blocks: Sequence[BlockSpec]) -> None:
-        """Add the keys and blocks of one initialisation; adding them again changes nothing."""
+        """Add the keys and blocks of one initialisation; adding them again changes nothing.
+
+        Raises:
+            ProtocolError: they contradict each other or what is here; nothing is added then.
+        """
+        fresh = [block for block in blocks if block.bid not in self.blocks]
+        self._check(entries, fresh)
         self._copy = None
         for entry in entries:
             if entry.spec.same_as is None:
@@ -51,9 +57,22 @@ class Layout:
                 self.entries[entry.kid] = entry
                 self.blocks_of_key.setdefault(entry.kid, [])
             self.kid_of[entry.spec.key] = entry.kid
+        for block in fresh:
+            self._put(block)
+
+    def _check(self, entries: Sequence[KeyEntry], blocks: Sequence[BlockSpec]) -> None:
+        specs = {kid: entry.spec for kid, entry in self.entries.items()}
+        for entry in entries:
+            if entry.spec.same_as is None and specs.setdefault(entry.kid, entry.spec) != entry.spec:
+                raise ProtocolError(f"key number {entry.kid} is {specs[entry.kid].key!r} already")
+        for entry in entries:
+            if entry.kid not in specs or self.kid_of.get(entry.spec.key, entry.kid) != entry.kid:
+                raise ProtocolError(f"key {entry.spec.key!r} has no number of its own: {entry.kid}")
         for block in blocks:
-            if block.bid not in self.blocks:
-                self._put(block)
+            for segment in block.segments:
+                spec = specs.get(segment.kid)
+                if spec is None or not segment.start <= segment.stop <= size_of(spec):
+                    raise ProtocolError(f"block {block.bid} has {segment}, which is in no key")
 
     def clear(self) -> None:
         """Forget everything."""
@@ -81,9 +100,15 @@ class Layout:
         self.kid_of = {key: kid for key, kid in self.kid_of.items() if kid not in gone}
 
     def regroup(self, kid: int, group: int, bid: int) -> None:
-        """Give a key a group of its own; out of a bucket it moves into block `bid` on the same server."""
+        """Give a key a group of its own; out of a bucket it moves to block `bid` on its server.
+
+        Raises:
+            ProtocolError: there is no such key, or already such a block.
+        """
         if self.group_of.get(kid) == group:
             return
+        if kid not in self.blocks_of_key or bid in self.blocks:
+            raise ProtocolError(f"key number {kid} cannot move into block {bid}")
         self._copy = None
         self.group_of[kid] = group
         for old in list(self.blocks_of_key[kid]):
@@ -108,7 +133,7 @@ class Layout:
         return kid
 
     def kids_in(self, group: int) -> list[int]:
-        """Return the group's keys in the order of their numbers, which is that of initialisation."""
+        """Return the group's keys in the order of their numbers: that of initialisation."""
         return sorted(kid for kid, of in self.group_of.items() if of == group)
 
     def blocks_in(self, group: int) -> list[BlockSpec]:
@@ -117,11 +142,16 @@ class Layout:
         return [self.blocks[bid] for bid in sorted(bids)]
 
     def blocks_for(self, kids: Iterable[int]) -> list[BlockSpec]:
-        """Return the blocks in which these keys lie, in the order of their numbers."""
-        return [
-            self.blocks[bid]
-            for bid in sorted({bid for kid in kids for bid in self.blocks_of_key[kid]})
-        ]
+        """Return the blocks in which these keys lie, in the order of their numbers.
+
+        Raises:
+            ProtocolError: there is no key of such a number.
+        """
+        try:
+            bids = sorted({bid for kid in kids for bid in self.blocks_of_key[kid]})
+        except KeyError as error:
+            raise ProtocolError(f"there is no key number {error}") from None
+        return [self.blocks[bid] for bid in bids]
 
     def dtype(self, block: BlockSpec) -> DType:
         """Return the dtype of a block's elements."""
@@ -148,7 +178,8 @@ def unknown_key(key: str | int, known: Iterable[str | int]) -> str:
         str(key) if isinstance(key, int) else (int(key) if key.isdecimal() else None)
     )
     if twin is not None and twin in names:
-        return f"unknown key {key!r}; there is a key {twin!r}, but {type(key).__name__} and {type(twin).__name__} keys differ"
+        kinds = f"{type(key).__name__} and {type(twin).__name__} keys differ"
+        return f"unknown key {key!r}; there is a key {twin!r}, but {kinds}"
     some = ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
     return f"unknown key {key!r}; " + (
         f"initialised are {some}" if names else "nothing was initialised yet: call init first"
@@ -160,7 +191,8 @@ def check_key(key: object) -> str | int:
 
     Raises:
         TypeError: neither str nor int.
-        ValueError: a string of more than 255 bytes, empty or not UTF-8; an integer outside [0, 2**63).
+        ValueError: a string that is empty, not UTF-8 or of more than 255 bytes; an integer outside
+            [0, 2**63).
     """
     if isinstance(key, bool) or not isinstance(key, str | int):
         raise TypeError(f"a key is a str or an int, not {type(key).__name__} ({key!r})")
@@ -192,7 +224,8 @@ def check_spec(spec: KeySpec) -> None:
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise KeyMismatch(
-            f"key {spec.key!r}: dtype {spec.dtype!r} does not travel; use one of {', '.join(DTYPES)}"
+            f"key {spec.key!r}: dtype {spec.dtype!r} does not travel; "
+            f"use one of {', '.join(DTYPES)}"
         )
     if spec.reduce not in REDUCES:
         raise KeyMismatch(f"key {spec.key!r}: reduce {spec.reduce!r} is none of 'sum', 'mean'")
@@ -207,7 +240,7 @@ def check_spec(spec: KeySpec) -> None:
 
 
 def differences(known: KeySpec, offered: KeySpec) -> str:
-    """Return in words how an offered spec differs from the one that was initialised; "" if it does not."""
+    """Return in words how an offered spec differs from the one initialised; "" if it does not."""
     parts = [
         f"{name} is {then!r}, given {now!r}"
         for name, then, now in (

@@ -184,8 +184,8 @@ class Synchronizer:
         a worker that joins twice, is unknown or has left, a grant never given or finished twice.
         """
         match event:
-            case Joined(worker):
-                return self._on_joined(worker)
+            case Joined(worker, others):
+                return self._on_joined((worker, *others))
             case Left(worker):
                 return self._on_left(worker)
             case Finished(worker, grant, void):
@@ -220,13 +220,17 @@ class Synchronizer:
 
     # Events
 
-    def _on_joined(self, worker: int) -> list[Action]:
-        if worker in self._members:
-            raise ValueError(f"worker {worker} joined twice; it must leave before it joins again")
-        self._members[worker] = _Member(self._retired.pop(worker, 0))
-        self._clocks[worker] = self._joiner_clock()
-        self._floor.add(self._clocks[worker])
-        self._joining.add(worker)
+    def _on_joined(self, workers: tuple[int, ...]) -> list[Action]:
+        for worker in workers:
+            if worker in self._members or workers.count(worker) > 1:
+                raise ValueError(
+                    f"worker {worker} joined twice; it must leave before it joins again"
+                )
+        for worker in workers:
+            self._members[worker] = _Member(self._retired.pop(worker, 0))
+            self._clocks[worker] = self._joiner_clock()
+            self._floor.add(self._clocks[worker])
+            self._joining.add(worker)
         self._running = self._running or len(self._members) >= self._members_min
         return self._settle([], set())
 

@@ -9,7 +9,7 @@ Pure: what is decided is collected in `Decisions`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zkv import control as c
@@ -98,6 +98,8 @@ class Group:
         self.arrivals: dict[ContributionId, Arrival] = {}
         self.discarded = 0
         self.applied = 0
+        self.version = 0
+        """The version that the log has reached; the synchronizer's may be ahead of it (`Sum`)."""
         self._pins = pins
         self._queue: deque[e.Action] = deque()
         self._starts: deque[e.Start] = deque()
@@ -111,12 +113,13 @@ class Group:
 
     # --- members -----------------------------------------------------------------------------
 
-    def join(self, number: int, incarnation: int, out: Decisions) -> None:
-        """A worker takes part from now on."""
-        if self.incarnations.get(number) == incarnation:
-            return
-        self.incarnations[number] = incarnation
-        self._decide(e.Joined(number), out)
+    def join(self, members: Mapping[int, int], out: Decisions) -> None:
+        """Workers (incarnations by number) take part from now on, all from the same moment."""
+        fresh = {n: i for n, i in sorted(members.items()) if self.incarnations.get(n) != i}
+        if fresh:
+            self.incarnations.update(fresh)
+            first, *others = fresh
+            self._decide(e.Joined(first, tuple(others)), out)
 
     def leave(self, number: int, out: Decisions) -> None:
         """A worker has left or was lost. What it finished still counts, the rest never arrives."""
@@ -127,7 +130,7 @@ class Group:
             if name.incarnation == incarnation and not arrival.arrived:
                 del self.arrivals[name]
         self._reserved = {r for r in self._reserved if r[0] != number or r in self._arrived}
-        self._starts = deque(start for start in self._starts if start.worker != number)
+        self._forget_queued(number)
         self._over.pop(incarnation, None)
         self._holds.pop(incarnation, None)
         self._decide(e.Left(number), out)
@@ -138,8 +141,20 @@ class Group:
         if grant is not None and not self.is_over(incarnation, grant):
             if (number, grant) not in self._arrived:
                 self._take_back(incarnation, number, grant, out)
-        self._starts = deque(start for start in self._starts if start.worker != number)
+        self._forget_queued(number)
         self._decide(e.Left(number), out)
+
+    def _forget_queued(self, number: int) -> None:
+        """Drop what was decided for a worker and not carried out: it is no member now.
+
+        Its number may be taken by another incarnation before a pending commit lets the queue move.
+        """
+        self._starts = deque(start for start in self._starts if start.worker != number)
+        self._queue = deque(
+            action
+            for action in self._queue
+            if not (isinstance(action, e.Start | e.Cancel) and action.worker == number)
+        )
 
     def kept(self) -> list[ContributionId]:
         """Return the contributions that have arrived and wait for their update."""
@@ -256,6 +271,7 @@ class Group:
     def _commit(self, action: e.Commit, square_sum: float | None, out: Decisions) -> None:
         counted = self._counted(action)
         out.log(c.Commit(self.group, action.version, counted, square_sum))
+        self.version = action.version
         for one in counted:
             self._settle(one.contribution, action.version, "", out)
         self.applied += len(counted)
@@ -314,6 +330,9 @@ class Group:
             self._settle(name, -1, CANCELLED, out)
 
     def _discard(self, number: int, grant: int, out: Decisions) -> None:
+        if (number, grant) not in self._arrived:
+            # It arrived while a commit waited for its square sums, and was cancelled by that commit.
+            return
         arrival = self._find(number, grant)
         name = arrival.contribution
         out.log(c.Discard(name.incarnation, self.group, grant, NO_BATCH))
@@ -334,7 +353,7 @@ class Group:
                 f"the servers' budget has room for {self.capacity} contributions, all of it is taken; "
                 "raise --budget or wait for the next update"
             )
-        if self.group == MODEL and not self._pins.admits(self.sync.version):
+        if self.group == MODEL and not self._pins.admits(self.version):
             return (
                 f"{self._pins.versions_max} versions of the model are still on their way to workers"
             )
@@ -343,7 +362,7 @@ class Group:
     def _grant(self, start: e.Start, incarnation: int, out: Decisions) -> None:
         self._reserved.add((start.worker, start.grant))
         self._current[start.worker] = start.grant
-        version = self.sync.version
+        version = self.version
         follow = self.group == MODEL and self._holds.get(incarnation) != version
         if follow:
             self._pins.by_grant[incarnation, self.group, start.grant] = version

@@ -6,7 +6,7 @@ decided is collected in `Decisions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from zkv import control as c
@@ -33,7 +33,10 @@ class Groups:
     by_number: dict[int, Group] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     """Incarnations that asked for batches before there was a model."""
-    _pausing: set[int] = field(default_factory=set)
+    _cohort: set[int] = field(default_factory=set)
+    """Who starts again together after a barrier that has let somebody out."""
+    _rested: set[int] = field(default_factory=set)
+    """Who was let out by the present barrier."""
     _next: int = 1
 
     @property
@@ -44,7 +47,7 @@ class Groups:
     @property
     def version(self) -> int:
         """The model's version."""
-        return self.by_number[MODEL].sync.version if MODEL in self.by_number else 0
+        return self.by_number[MODEL].version if MODEL in self.by_number else 0
 
     def __getitem__(self, number: int) -> Group:
         group = self.by_number.get(number)
@@ -86,8 +89,7 @@ class Groups:
         for incarnation in self.members.incarnations():
             out.tell(incarnation, told)
         group = self._new(number)
-        for worker in self.members.training():
-            group.join(worker.number, worker.incarnation, out)
+        group.join({w.number: w.incarnation for w in self.members.training()}, out)
         return number
 
     def begin(self, out: Decisions) -> bool:
@@ -101,18 +103,26 @@ class Groups:
         if group is None:
             group = self._new(MODEL)
             self.prepare(group)
-        for incarnation in sorted(self.begun):
-            worker = self.members.workers.get(incarnation)
-            if worker is not None and not worker.hello.observer:
-                group.join(worker.number, worker.incarnation, out)
+        if not self._cohort_is_here():
+            return False
+        members = [self.members.workers.get(incarnation) for incarnation in sorted(self.begun)]
+        group.join({w.number: w.incarnation for w in members if w and not w.hello.observer}, out)
         self.begun.clear()
+        return True
+
+    def _cohort_is_here(self) -> bool:
+        """Whether all who left a barrier together have asked for a batch again, or are gone."""
+        self._cohort &= set(self.members.workers)
+        if not self._cohort <= self.begun:
+            return False
+        self._cohort.clear()
         return True
 
     def welcome(self, worker: Worker, out: Decisions) -> None:
         """A new member takes part in every plain key from the start."""
         for number, group in self.by_number.items():
             if number != MODEL:
-                group.join(worker.number, worker.incarnation, out)
+                group.join({worker.number: worker.incarnation}, out)
 
     def leave(self, worker: Worker, out: Decisions) -> None:
         """A member is gone."""
@@ -122,29 +132,55 @@ class Groups:
             if group.incarnations.get(worker.number) == worker.incarnation:
                 group.leave(worker.number, out)
 
-    def pause(self, worker: Worker, out: Decisions) -> None:
-        """While a worker waits in a barrier, the others' updates must not wait for it.
+    def pause(self, out: Decisions) -> None:
+        """While workers wait in a barrier, the others' updates must not wait for them for ever.
 
-        Under a policy that needs every worker it stays a member: who takes part in a round must not
-        depend on who is first at the barrier, or the sums would differ from run to run.
+        Under a policy that needs every worker they stay members as long as the others have work to
+        do: who takes part in a round must not depend on who is first at the barrier, or the sums
+        would differ from run to run. Only when all the others wait for them are they let out.
         """
         group = self.model
-        self.begun.discard(worker.incarnation)
-        if group is None or group.sync.policy.threshold is None:
+        if group is None or not any(w.barrier_token for w in self.members.workers.values()):
             return
-        if group.incarnations.get(worker.number) == worker.incarnation:
-            if group.unfinished(worker.incarnation):
-                self._pausing.add(worker.incarnation)
-            else:
-                group.pause(worker.number, out)
+        resting = [w for w in self.members.training() if w.barrier_token and self._takes_part(w)]
+        if group.sync.policy.threshold is None and not self._all_wait_for(resting):
+            return
+        for worker in resting:
+            if not group.unfinished(worker.incarnation):
+                self._rest(group, worker, out)
 
-    def pause_later(self, out: Decisions) -> None:
-        """Pause those whose last contribution has arrived since they came to the barrier."""
-        waiting, self._pausing = self._pausing, set()
-        for incarnation in sorted(waiting):
-            worker = self.members.workers.get(incarnation)
-            if worker is not None and worker.barrier_token:
-                self.pause(worker, out)
+    def _rest(self, group: Group, worker: Worker, out: Decisions) -> None:
+        self._rested.add(worker.incarnation)
+        group.pause(worker.number, out)
+
+    def _takes_part(self, worker: Worker) -> bool:
+        group = self.model
+        return group is not None and group.incarnations.get(worker.number) == worker.incarnation
+
+    def _all_wait_for(self, resting: Sequence[Worker]) -> bool:
+        """Whether members that are not in the barrier wait for nobody but those who are."""
+        group, there = self.model, {worker.number for worker in resting}
+        if group is None or not there:
+            return False
+        for worker in self.members.training():
+            if worker.number not in there and self._takes_part(worker):
+                waiting = group.sync.waiting(worker.number)
+                # Whoever computes will finish; one waiting member tells for all.
+                return waiting is not None and bool(waiting.on) and set(waiting.on) <= there
+        return False
+
+    def barrier_opened(self, out: Decisions) -> None:
+        """All go on together: if the barrier has let somebody out, the next round is for all again."""
+        group = self.model
+        if group is None or group.sync.policy.threshold is not None:
+            self._rested.clear()
+            return
+        self._rested &= set(self.members.workers)
+        if self._rested:
+            for worker in self.members.training():
+                if self._takes_part(worker):
+                    self._rest(group, worker, out)
+            self._cohort, self._rested = self._rested, set()
 
     def unfinished(self, worker: Worker) -> bool:
         """Return whether something that a worker has finished is not held everywhere yet."""

@@ -50,7 +50,7 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
     if not kids:
         raise UnknownKey("there is no model yet: nothing was initialised, or all keys are plain")
     model = router.groups.model
-    version = model.sync.version if model is not None else 0
+    version = model.version if model is not None else 0
     out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids))
     clocks = model.sync.clocks if model is not None else {}
     granted = c.Granted(
@@ -180,7 +180,7 @@ def status(router: Router) -> dict[str, Any]:
         "policy": str(router.policy),
         "optimizer": str(router.model_spec),
         "failed": router.failed.reason if router.failed is not None else None,
-        "version": model.sync.version if model is not None else 0,
+        "version": model.version if model is not None else 0,
         "log_entries": len(router.log),
         "keys": len(layout.kid_of),
         "plain_keys": len(router.groups.by_number) - (model is not None),

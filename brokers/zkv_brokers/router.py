@@ -206,10 +206,9 @@ class Router:
             case c.Begin():
                 self.groups.begun.add(worker.incarnation)
                 self._begin(out)
-            case c.Plain(token=token, key=key):
-                self.hub.send(
-                    worker.peer, c.Reply(token, self.groups.make_plain(self.layout.kid(key), out))
-                )
+            case c.Plain(key=key):
+                # `Regrouped` is the answer; a reply would end the push that asked, unsettled.
+                self.groups.make_plain(self.layout.kid(key), out)
             case c.Finish(contribution=name, grant=grant, weight=weight):
                 requests.check_owner(name, worker)
                 self.groups[name.group].finish(name, worker.number, grant, weight, out)
@@ -224,7 +223,7 @@ class Router:
                 requests.pull(self, worker, message, out)
             case c.Barrier(token=token, number=number):
                 worker.barrier, worker.barrier_token = number, token
-                self.groups.pause(worker, out)
+                self.groups.begun.discard(worker.incarnation)
                 self._settle_leavers(out)
             case c.Leave():
                 worker.leaving = True
@@ -315,13 +314,14 @@ class Router:
         self._log_epoch(out)
         self.catalog.lost(worker.incarnation, self.config.servers, self.model_spec, out)
         self.groups.leave(worker, out)
+        self._begin(out)
         last = c.Bye(why) if worker.leaving else c.Refusal(0, "Evicted", f"{worker}: {why}")
         self.hub.send(worker.peer, last)
         self.hub.close(worker.peer)
 
     def _settle_leavers(self, out: Decisions) -> None:
         """Let go who wants to leave and open barriers, where all that was finished has arrived."""
-        self.groups.pause_later(out)
+        self.groups.pause(out)
         for worker in [w for w in self.members.workers.values() if w.leaving]:
             if not self.groups.unfinished(worker):
                 self._remove(worker, "it left", out)
@@ -332,10 +332,12 @@ class Router:
         lowest = min(worker.barrier for worker in training)
         if any(map(self.groups.unfinished, training)):
             return
-        for worker in training:
-            if worker.barrier_token and worker.barrier <= lowest:
-                self.hub.send(worker.peer, c.Reply(worker.barrier_token, worker.barrier))
-                worker.barrier_token = 0
+        through = [w for w in training if w.barrier_token and w.barrier <= lowest]
+        for worker in through:
+            self.hub.send(worker.peer, c.Reply(worker.barrier_token, worker.barrier))
+            worker.barrier_token = 0
+        if through:
+            self.groups.barrier_opened(out)
 
     def _fail(self, code: str, text: str) -> None:
         if self.failed is None:

@@ -36,6 +36,7 @@ NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 WORKER_GRACE_S = 1.0
 """What workers get to end in good order once they are told to."""
 STATUS_TIMEOUT_S = 5.0
+LOST_TIMEOUT_S = 1.0
 TABLE_COLUMNS = 100
 
 
@@ -204,13 +205,22 @@ class _Watch:
         if self.failure or (worker and child.code == 0):
             return
         child.label = self.names.get(child.pid, child.label)
-        self.failure = child.obituary()
+        self.failure = self._lost() or child.obituary()
         grace_s = self.settings.run.grace_s
         if child in self.cluster.servers:
             # The broker notices by its silence, and tells the workers, who can say what they lost.
             grace_s += self.settings.broker.server_lost_s
         self.deadline = time.monotonic() + grace_s
         say(f"zkv demo: {self.failure}", error=True)
+
+    def _lost(self) -> str:
+        """Return whom the broker misses: whoever ended first may only have been told of it."""
+        if self.cluster.broker.gone:
+            return ""
+        try:
+            return str(ask_status(self.cluster.address, LOST_TIMEOUT_S)["failed"] or "")
+        except ZkvError:
+            return ""
 
 
 def check(run: Run, plot: Path | None) -> None:

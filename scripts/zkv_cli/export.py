@@ -11,11 +11,12 @@ import numpy as np
 
 from zkv import __version__
 from zkv.dtypes import Array
-from zkv.errors import UnknownKey
+from zkv.errors import ConfigError, UnknownKey
 from zkv_cli.ask import ask_status
+from zkv_cli.exits import CommandFailed
 from zkv_net import loop as net
 from zkv_workers import signals as s
-from zkv_workers.driver import Driver
+from zkv_workers.driver import ROUTES, Driver
 from zkv_workers.faces import pulled
 from zkv_workers.model import session_config
 
@@ -48,6 +49,7 @@ def write_model(address: str, file: Path, timeout_s: float) -> tuple[int, int, i
 
     Raises:
         UnknownKey: nothing was initialised yet.
+        CommandFailed: bfloat16 values, and no ml_dtypes to read them.
         ClusterNotReady: no broker, or not all servers, within `timeout_s`.
         OSError: the file cannot be written.
     """
@@ -67,11 +69,19 @@ async def _read(address: str, timeout_s: float) -> tuple[int, dict[str | int, Ar
         connect_timeout_s=timeout_s,
         wait_timeout_s=timeout_s,
     )
-    driver = Driver(config, route=os.environ.get("ZKV_ROUTE", "direct"))
+    route = os.environ.get("ZKV_ROUTE", "direct")
+    if route not in ROUTES:
+        raise ConfigError(
+            f"environment variable ZKV_ROUTE={route!r} is none of {', '.join(ROUTES)}"
+        )
+    driver = Driver(config, route=route)
     try:
         await driver.call(s.Join)
         values: s.Values = await driver.call(lambda token: s.Pull(token, ()))
-        arrays = pulled(values, ())
+        try:
+            arrays = pulled(values, ())
+        except TypeError as error:
+            raise CommandFailed(str(error)) from error
         await driver.call(s.Leave)
         return values.version, arrays
     finally:

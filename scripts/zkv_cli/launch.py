@@ -86,7 +86,11 @@ def joining(address: str, settings: Settings) -> list[str]:
             f"the network is trusted, start with: --bind tcp://0.0.0.0:{port} --insecure",
         ]
     else:
-        lines.append(f"join from another machine: {worker}")
+        lines += [
+            f"join from another machine: {worker}",
+            "machines that share the work take their own ranks: "
+            "zkv run ... -n 2 --first-rank 0 --world 4, and -n 2 --first-rank 2 --world 4",
+        ]
     return lines
 
 

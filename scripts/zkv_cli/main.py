@@ -41,6 +41,16 @@ def _broker_named(settings: Any) -> str:
     return str(settings.join.broker)
 
 
+def _broker_asked(settings: Any) -> str:
+    """The broker named, else the one that `zkv up` starts here with the same settings."""
+    from zkv_net.sockets import join_address, split_address
+
+    host, port = split_address(settings.broker.bind)
+    if settings.join.broker is not None or port in ("0", "*"):
+        return _broker_named(settings)
+    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from zkv import __version__
@@ -270,14 +280,14 @@ Timeout = Annotated[
 
 @app.command()
 def status(
-    broker: o.Join = None,
+    broker: o.Asked = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout: Timeout = 5.0,
     config: o.Config = None,
 ) -> None:
     """Say how a cluster stands: policy, version, servers, workers and what each waits for."""
     with reporting("status"):
-        address = _broker_named(_load({("join", "broker"): broker}, config))
+        address = _broker_asked(_load({("join", "broker"): broker}, config))
         from zkv_cli.ask import ask_status
         from zkv_cli.tables import as_text
 
@@ -295,7 +305,7 @@ def set_(
     changes: Annotated[
         list[str], typer.Argument(metavar="NAME=VALUE...", help="Such as lr=0.01 or policy=ssp:2.")
     ],
-    broker: o.Join = None,
+    broker: o.Asked = None,
     timeout: Timeout = 5.0,
     config: o.Config = None,
 ) -> None:
@@ -305,7 +315,7 @@ def set_(
         from zkv_cli.settings import live_changes
 
         pairs = live_changes(changes)
-        address = _broker_named(_load({("join", "broker"): broker}, config))
+        address = _broker_asked(_load({("join", "broker"): broker}, config))
         for name, value in pairs:
             version = ask_change(address, name, value, timeout)
             typer.echo(f"{name}={value} from version {version} on")
@@ -314,7 +324,7 @@ def set_(
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
-    broker: o.Join = None,
+    broker: o.Asked = None,
     timeout: Timeout = 60.0,
     config: o.Config = None,
 ) -> None:
@@ -324,7 +334,7 @@ def export(
     front. The file is complete or not there: it is renamed once it is written.
     """
     with reporting("export"):
-        address = _broker_named(_load({("join", "broker"): broker}, config))
+        address = _broker_asked(_load({("join", "broker"): broker}, config))
         from zkv_cli.export import write_model
 
         version, keys, size = write_model(address, file, timeout)

@@ -20,6 +20,10 @@ Join = Annotated[
     str | None,
     Option("--broker", help="The broker's address, tcp://HOST:PORT (default: ZKV_BROKER)."),
 ]
+Asked = Annotated[
+    str | None,
+    Option("--broker", help="The broker's address (default: ZKV_BROKER, else this machine's)."),
+]
 BrokerBind = Annotated[
     str | None,
     Option("--bind", help="Where the broker listens; port 0 is any free one."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,13 @@ from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
 from zkv_cli.guard import watch_lifeline
 from zkv_cli.settings import BrokerSection, ServerSection, Settings
 from zkv_net import loop as net
+from zkv_net.sockets import is_loopback, split_address
 
 if TYPE_CHECKING:
     from zkv_brokers.broker import BrokerConfig
     from zkv_brokers.server import ServerConfig
+
+log = logging.getLogger("zkv.cli")
 
 
 def broker_config(section: BrokerSection) -> BrokerConfig:
@@ -63,6 +67,7 @@ def run_broker(settings: Settings) -> int:
         broker = Broker(broker_config(settings.broker))
         broker.start()
         ending = _Ending(broker.stop)
+        _warn_if_open(settings.broker.insecure, broker.address)
         server, worker = join_commands(broker.address)
         say(f"broker at {broker.address} | a server joins with: {server} | workers with: {worker}")
         try:
@@ -85,6 +90,7 @@ def run_server(settings: Settings, broker: str) -> int:
         server.on_welcome = lambda index, servers: say(f"server {index} of {servers} is in")
         server.start()
         ending = _Ending(server.stop)
+        _warn_if_open(settings.server.insecure, server.address)
         say(f"server at {server.address} | its broker: {broker}")
         try:
             await server.serve()
@@ -93,6 +99,15 @@ def run_server(settings: Settings, broker: str) -> int:
         return ending.code
 
     return _run(main, settings.server.loop)
+
+
+def _warn_if_open(insecure: bool, address: str) -> None:
+    if insecure and not is_loopback(split_address(address)[0]):
+        log.warning(
+            "--insecure: whoever reaches %s can read and change everything; traffic is neither "
+            "encrypted nor authenticated",
+            address,
+        )
 
 
 class _Ending:

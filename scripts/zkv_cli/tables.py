@@ -22,7 +22,7 @@ def as_text(status: Mapping[str, Any]) -> str:
     if status["failed"]:
         lines.append(f"FAILED     {status['failed']}")
     if status["waiting"]:
-        lines.append(f"waiting    {status['waiting']}")
+        lines.append(f"waiting    {status['waiting'].removeprefix('waiting ')}")
     lines += ["", f"servers: {len(status['servers'])} of {status['servers_wanted']}"]
     if status["servers"]:
         lines += table(SERVER_COLUMNS, [_server_row(one) for one in status["servers"]])

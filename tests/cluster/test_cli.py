@@ -229,7 +229,8 @@ async def test_local_works_where_an_event_loop_runs():
     with zkv.local(servers=2, workers=2) as cluster:
         await asyncio.sleep(0)
         with cluster.connect(rank=0) as one, cluster.connect(rank=1) as other:
-            one.init({"w": np.zeros(2)}, plain=True)
+            for worker in (one, other):
+                worker.init({"w": np.zeros(2)}, plain=True)
             pushes = [worker.push("w", np.ones(2)) for worker in (one, other)]
             assert [push.result(PATIENCE_S) for push in pushes] == ["committed", "committed"]
             np.testing.assert_array_equal(other.pull("w"), [2.0, 2.0])
@@ -272,7 +273,7 @@ def test_local_server_that_crashes_is_named_to_the_workers():
 
 DEAD = """
 import sys, numpy as np, zkv
-worker = zkv.connect(rank=0)
+worker = zkv.connect()
 worker.init({"w": np.zeros(2_500_000, np.float32)}, plain=True)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -291,24 +292,25 @@ ENDINGS = [
 def test_a_worker_whose_cluster_is_dead_ends_all_the_same():
     """10 MB are on their way to nobody; what holds the process up is bounded."""
     with ExitStack() as stack:
+        cluster = stack.enter_context(zkv.local())
         processes = []
-        for ending, _, _ in ENDINGS:
-            cluster = stack.enter_context(zkv.local())
+        for rank, (ending, _, _) in enumerate(ENDINGS):
             process = subprocess.Popen(
                 [sys.executable, "-c", DEAD + ending],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"ZKV_BROKER": cluster.address},
+                env=os.environ | {"ZKV_BROKER": cluster.address, "RANK": str(rank)},
             )
             stack.callback(process.kill)
             processes.append(process)
+        for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            for one in cluster.processes:
-                one.kill()
-                assert one.ended.wait(PATIENCE_S)
+        for one in cluster.processes:
+            one.kill()
+            assert one.ended.wait(PATIENCE_S)
         for process, (_, code, _) in zip(processes, ENDINGS, strict=True):
             assert process.stdin is not None
             assert process.stdout is not None

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -157,23 +157,23 @@ def free_port() -> int:
 # --- ending ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_up_and_the_port_is_free_at_once(number, code):
-    port = free_port()
-    bind = f"tcp://127.0.0.1:{port}"
-    with launched("up", "--servers", "2", "--bind", bind) as first:
-        first.line(r"2 servers are in; policy bsp; broker at " + re.escape(bind))
-        first.line("join from this machine: zkv run --broker " + re.escape(bind))
-        first.line("join from another machine: not possible.*--bind.*--insecure")
-        assert len(first.session()) == 4
-        first.process.send_signal(number)
-        assert first.end(END_S) == code
-        assert first.session() == []
-        assert "Traceback" not in first.text
-    with launched("up", "--bind", bind) as second:
-        second.line(f"broker at {re.escape(bind)}")
-        second.process.send_signal(number)
-        assert second.end(END_S) == code
+def test_a_signal_ends_up_and_the_port_is_free_at_once():
+    bind = f"tcp://127.0.0.1:{free_port()}"
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        with launched("up", "--servers", "2", "--bind", bind) as up:
+            up.line(r"2 servers are in; policy bsp; broker at " + re.escape(bind))
+            up.line("join from this machine: zkv run --broker " + re.escape(bind))
+            up.line("join from another machine: not possible.*--bind.*--insecure")
+            pids = up.session()
+            assert len(pids) == 4
+            up.process.send_signal(number)
+            if number == signal.SIGKILL:
+                assert all_ended(pids, END_S)
+            assert up.end(END_S) == code
+            assert up.session() == []
+            assert "Traceback" not in up.text
+    with launched("broker", "--bind", bind) as broker:
+        broker.line(f"broker at {re.escape(bind)}")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -314,7 +314,7 @@ def test_a_broker_that_dies_ends_the_run(tmp_path):
 
 
 def test_the_order_of_the_start_does_not_matter(tmp_path):
-    """Worker, server, broker: the reverse of what would be easy. Each says what it waits for."""
+    """Worker, a broker that dies, server, broker: each says what it waits for, and all come in."""
     address = f"tcp://127.0.0.1:{free_port()}"
     script = program(
         tmp_path,
@@ -323,11 +323,14 @@ def test_the_order_of_the_start_does_not_matter(tmp_path):
         "with zkv.connect(rank=0) as worker:\n"
         "    print('joined', worker.world, flush=True)\n",
     )
-    with (
-        launched("run", "--broker", address, script) as worker,
-        launched("server", "--broker", address) as server,
-    ):
+    with launched("run", "--broker", address, script) as worker, ExitStack() as stack:
         worker.line(f"waiting for broker.*{re.escape(address)}")
+        with launched("broker", "--bind", address) as lost:
+            lost.line("broker at ")
+            worker.line("waiting for server 1 of 1: nothing has announced itself at")
+            lost.process.kill()
+            lost.end(END_S)
+        server = stack.enter_context(launched("server", "--broker", address))
         server.line(f"waiting for broker: nothing has answered at {re.escape(address)}")
         with launched("broker", "--bind", address) as broker:
             said = broker.line(

@@ -42,7 +42,14 @@ def drawn(seed: int, **fixed: Any) -> Options:
         "window_bytes": rng.choice((1, 1 << 16, 1 << 20)),
         "budget_bytes": rng.choice((0, 0, 1 << 20)),
         "delay_s": rng.choice((0.001, 0.01, 0.05)),
-        "optimizer": rng.choice(("momentum:lr=0.1,momentum=0.9", "adam:lr=0.1")),
+        "optimizer": rng.choice(
+            ("momentum:lr=0.1,momentum=0.9", "adam:lr=0.1", "sgd:lr=0.1,clip_global_norm=1.0")
+        ),
+        "withdraw": rng.choice((0.0, 0.2)),
+        "void": rng.choice((0.0, 0.2)),
+        "pull": rng.choice((0.0, 0.3)),
+        "plain": rng.choice((0, 0, 3)),
+        "barrier": rng.random() < 0.3,
     }
     return Options(**{**options, **fixed})
 

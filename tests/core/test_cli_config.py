@@ -19,6 +19,7 @@ from zkv_cli.cluster import command_line
 from zkv_cli.export import key_of, name_of
 from zkv_cli.launch import Job, environment, for_job
 from zkv_cli.logs import JsonFormatter
+from zkv_cli.main import _broker_asked
 from zkv_cli.settings import live_changes, load, seconds, size
 from zkv_cli.tables import table
 
@@ -114,6 +115,23 @@ def test_the_address_variable_is_no_section(monkeypatch):
     assert settings.broker.servers == 2
     flags = {("join", "broker"): "tcp://10.0.0.3:5555"}
     assert load(flags).join.broker == "tcp://10.0.0.3:5555"
+
+
+@pytest.mark.parametrize(
+    ("bind", "address"),
+    [
+        ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:5555"),
+        ("tcp://0.0.0.0:6000", "tcp://127.0.0.1:6000"),
+        ("tcp://[::]:6000", "tcp://[::1]:6000"),
+        ("tcp://10.0.0.2:6000", "tcp://10.0.0.2:6000"),
+    ],
+)
+def test_who_is_asked_by_default_is_this_machines_broker(bind, address):
+    assert _broker_asked(load({("broker", "bind"): bind})) == address
+    named = {("broker", "bind"): bind, ("join", "broker"): "tcp://10.0.0.9:1"}
+    assert _broker_asked(load(named)) == "tcp://10.0.0.9:1"
+    with pytest.raises(ConfigError, match="no broker is named"):
+        _broker_asked(load({("broker", "bind"): "tcp://127.0.0.1:0"}))
 
 
 def test_three_mistakes_in_a_file_are_three_lines_with_their_places():

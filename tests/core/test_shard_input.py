@@ -110,7 +110,8 @@ def test_no_data_message_breaks_a_shard_or_changes_a_value(
 def test_initial_values_are_taken_from_the_initialiser_alone_and_once() -> None:
     rig = rig_of_two()
     before = rig.values()
-    (bid, *_) = [b.bid for b in rig.layout.blocks.values() if b.server == 0 and b.kids == [0]]
+    block = rig.layout.blocks_of_key[0][0]
+    server, bid = rig.layout.blocks[block].server, block
     nine = np.full(2, 9, np.float32).view(np.uint8)
     for incarnation, batch, grant in ((2, 1, 1), (2, 7, 7), (1, 7, 7), (1, 1, 99)):
         name = ContributionId(incarnation, SEEDS, batch)
@@ -119,8 +120,8 @@ def test_initial_values_are_taken_from_the_initialiser_alone_and_once() -> None:
             (d.Done(name, grant, 0.0, [bid], [], 0), None),
         ):
             with pytest.raises(ProtocolError, match=f"values of initialisation {batch}"):
-                rig.shards[0].handle(FromWorker(message, payload), 0.0)
-    rig.data(0, d.Push(ContributionId(1, SEEDS, 1), 1, bid, "none", 0), nine)
+                rig.shards[server].handle(FromWorker(message, payload), 0.0)
+    rig.data(server, d.Push(ContributionId(1, SEEDS, 1), 1, bid, "none", 0), nine)
     same_bits(rig.values(), before)
 
 

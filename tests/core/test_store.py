@@ -446,13 +446,13 @@ def test_small_frames_may_lie_at_any_address() -> None:
 def test_a_push_before_its_init_is_parked_and_taken_later() -> None:
     model = placed([W], 1)
     rig = Rig(model)
-    name = ContributionId(INITIALISER, SEEDS, 1)
+    name = ContributionId(1, SEEDS, 1)
     ahead = rig.index + 1
     rig.data(0, d.Push(name, 1, 0, "none", ahead), f4(5, 6))
     rig.data(0, d.Done(name, 1, 0.0, [0], [], ahead))
     assert not rig.said(d.Ack)
     assert not rig.said(c.Held)
-    rig.log(c.Init(1, INITIALISER, model.entries, model.blocks))
+    rig.log(c.Init(1, 1, model.entries, model.blocks))
     ((_, held),) = rig.said(c.Held)
     assert held.contributions == [(name, 1)]
     assert len(rig.said(d.Ack)) == 2

@@ -75,7 +75,7 @@ class AsyncBatch:
             return "withdrawn"
         if self._fate is None:
             return "open"
-        return self._fate.result().outcome if self._fate.done() else "pending"
+        return faces.outcome(self._fate)
 
     async def wait(self) -> str:
         """Wait until the batch is settled and return its outcome."""

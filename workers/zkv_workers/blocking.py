@@ -86,7 +86,7 @@ class Batch:
             return "withdrawn"
         if self._fate is None:
             return "open"
-        return self._fate.result().outcome if self._fate.done() else "pending"
+        return faces.outcome(self._fate)
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Wait until the batch is settled and return its outcome.

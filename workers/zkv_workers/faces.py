@@ -90,6 +90,15 @@ def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
     }
 
 
+def outcome(fate: Any) -> str:
+    """Return the outcome that a future of a `Fate` holds; "pending" if it has none.
+
+    A worker that leaves before its last batch is settled is never told: the batch still counts.
+    """
+    known = fate.done() and not fate.cancelled() and fate.exception() is None
+    return str(fate.result().outcome) if known else "pending"
+
+
 def refusal(fate: s.Fate) -> PushRefused | None:
     """Return the error for a contribution that a guard refused."""
     return PushRefused(fate.why) if fate.outcome == "discarded" else None

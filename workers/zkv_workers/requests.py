@@ -21,10 +21,14 @@ class _Request:
 
 
 class Requests:
-    """Open calls by token. `reason` is the broker's last word on why this worker waits."""
+    """Open calls by token. `reason` is the broker's last word on why this worker waits.
+
+    `owing` names the servers that something is awaited of, in words; "": none.
+    """
 
     def __init__(self, config: SessionConfig) -> None:
         self.reason = ""
+        self.owing = ""
         self.leaving = 0
         self._config = config
         self._open: dict[int, _Request] = {}
@@ -86,4 +90,9 @@ class Requests:
             )
         if self.reason:
             return self.reason
+        if self.owing:
+            return (
+                f"{self.owing} owes an answer; can it be reached from here? "
+                "(a server's --advertise says where it is)"
+            )
         return "it is on its way" if joined else "the broker has not let this worker in yet"

@@ -383,6 +383,15 @@ class Session:
                 )
             )
             return
+        self.requests.owing = self._owing()
         self._out += self.requests.tick(
             self.now, joined=self.member is not None, heard=heard is not None
+        )
+
+    def _owing(self) -> str:
+        """Return the servers that something is awaited of: a wrong address shows nowhere else."""
+        late = self.uploads.owing() | self.downloads.owing()
+        known = [] if self.member is None else self.member.servers
+        return ", ".join(
+            f"server {at.index} ({at.name!r} at {at.address})" for at in known if at.index in late
         )

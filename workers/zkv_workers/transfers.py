@@ -121,6 +121,10 @@ class Uploads:
         """Whether every frame has been acknowledged."""
         return all(len(window) == 0 for window in self._windows.values())
 
+    def owing(self) -> set[int]:
+        """Return the servers that have not acknowledged everything."""
+        return {server for server, window in self._windows.items() if len(window)}
+
     def unacknowledged(self) -> dict[int, int]:
         """Return the bytes in flight at each server."""
         return {server: window.in_flight for server, window in self._windows.items()}
@@ -194,6 +198,11 @@ class Downloads:
     def drop(self, group: int, grant: int) -> None:
         """The grant no longer counts."""
         self._close((group, grant))
+
+    def owing(self) -> set[int]:
+        """Return the servers that have not sent everything that was granted."""
+        missing = [bid for assembly in self._open.values() for bid in assembly.missing]
+        return {self._layout.blocks[bid].server for bid in missing}
 
     def overdue(self, incarnation: int, now: float) -> list[SendData]:
         """Return requests for blocks that have not come for too long."""

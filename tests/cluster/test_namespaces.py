@@ -1,0 +1,255 @@
+"""Two machines: a broker and its servers in one network namespace, the workers in another.
+
+The namespaces have no names. A process holds each, and ends with its standard input, so that
+nothing is left behind however the tests end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zkv_net.sockets import split_address
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.netns,
+    pytest.mark.source,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's namespaces"),
+]
+
+HEAD, FAR = "10.211.1.1", "10.211.1.2"
+OTHER_CARD = "10.211.3.1"
+NOWHERE = "10.211.9.9"
+ZKV = [sys.executable, "-m", "zkv_cli"]
+DIGITS = Path(__file__).resolve().parents[2] / "scripts" / "digits.py"
+PATIENCE_S = 50
+END_S = 5
+OPEN = ("--insecure", "--log-level", "warning")
+ADAM = ("--optimizer", "adam:lr=0.003")
+# The machine's own name is an address of loopback, as many installers write it.
+HOLD = 'mount --bind "$1" /etc/hosts; echo "$2" >/proc/sys/kernel/hostname; echo ready; exec cat'
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network namespace, with a host name and a hosts file of its own."""
+
+    pid: int
+
+    def command(self, *argv: str) -> list[str]:
+        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--", *argv]
+
+    def run(self, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*argv),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+            env={**os.environ, **environment},
+        )
+
+    def must(self, line: str) -> str:
+        done = self.run(*line.split())
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        return done.stdout
+
+    def python(self, code: str) -> str:
+        done = self.run(sys.executable, "-c", code)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def servers(self, broker: str) -> list[str]:
+        """Ask a broker for the addresses of its servers."""
+        done = self.run(*ZKV, "status", "--json", "--broker", broker)
+        assert done.returncode == 0, done.stderr
+        return [server["address"] for server in json.loads(done.stdout)["servers"]]
+
+
+@contextmanager
+def machine(name: str, folder: Path) -> Iterator[Machine]:
+    hosts = folder / f"{name}.hosts"
+    hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+    holder = subprocess.Popen(
+        ["unshare", "--net", "--mount", "--uts", "--", "sh", "-ec", HOLD, "sh", str(hosts), name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        made = Machine(holder.pid)
+        made.must("ip link set lo up")
+        yield made
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+@dataclass(frozen=True)
+class Network:
+    """`head` has a second card and a default route; `far` has one card."""
+
+    head: Machine
+    far: Machine
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    with machine("zkv-head", tmp_path) as head, machine("zkv-far", tmp_path) as far:
+        wire = f"ip link add head netns {head.pid} type veth peer name far netns {far.pid}"
+        subprocess.run(wire.split(), check=True)
+        head.must("ip link add other type veth peer name none")
+        for place, card, address in (
+            (head, "head", HEAD),
+            (head, "other", OTHER_CARD),
+            (far, "far", FAR),
+        ):
+            place.must(f"ip addr add {address}/24 dev {card}")
+            place.must(f"ip link set {card} up")
+        head.must("ip link set none up")
+        head.must(f"ip route add default via {FAR}")
+        yield Network(head, far)
+
+
+@contextmanager
+def role(place: Machine, *arguments: str) -> Iterator[str]:
+    """Run a command of `zkv` at a place; yield the address that it announces."""
+    process = subprocess.Popen(
+        place.command(*ZKV, *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Its standard input is a lifeline: it ends with these tests, even if they are killed.
+        env={**os.environ, "ZKV_LIFELINE": "stdin", "PYTHONUNBUFFERED": "1"},
+    )
+    said: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            found = re.search(r"(?:broker|server) at (tcp://\S+)", line)
+            if found:
+                yield found[1]
+                break
+        else:
+            raise AssertionError("".join(said))
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+
+
+def train(network: Network, broker: str, route: str, folder: Path) -> list[dict[str, Any]]:
+    """Train the main job's network with two far workers; return their reports."""
+    pytest.importorskip("sklearn", reason="the main job needs scikit-learn")
+    program = [str(DIGITS), "--passes", "4"]
+    done = network.far.run(
+        *ZKV,
+        *("run", "--broker", broker, "-n", "2", "--report", str(folder), *program),
+        ZKV_ROUTE=route,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"worker-{rank}.json").read_text()) for rank in range(2)]
+
+
+def check_trained(reports: list[dict[str, Any]]) -> None:
+    assert reports[0]["accuracy"] > 0.9
+    for report in reports:
+        # 1437 samples by batches of 32 for 2 workers: 23 rounds in each of 4 passes.
+        assert report["outcomes"]["committed"] == report["batches"] == 92
+
+
+def test_a_wildcard_announces_the_card_that_others_reach(network: Network, tmp_path: Path) -> None:
+    head = network.head
+    own = head.python("import socket; print(socket.gethostbyname(socket.gethostname()))")
+    assert own == "127.0.1.1"
+    everywhere = ("--bind", "tcp://0.0.0.0:0", *OPEN)
+    with ExitStack() as stack:
+        broker = stack.enter_context(role(head, "broker", "--servers", "2", *ADAM, *everywhere))
+        for _ in range(2):
+            stack.enter_context(role(head, "server", "--broker", broker, *everywhere))
+        reports = train(network, broker, "direct", tmp_path)
+        servers = network.far.servers(broker)
+    check_trained(reports)
+    assert [split_address(address)[0] for address in (broker, *servers)] == [HEAD] * 3
+
+
+def test_route_broker_needs_one_address_only(network: Network, tmp_path: Path) -> None:
+    far = network.far
+    everywhere = ("--bind", "tcp://0.0.0.0:0", *OPEN)
+    with role(network.head, "up", "--servers", "2", *ADAM, *everywhere) as broker:
+        servers = [split_address(address) for address in far.servers(broker)]
+        assert [host for host, _ in servers] == [HEAD] * 2
+        for host, port in servers:
+            far.must(f"ip rule add ipproto tcp dport {port} to {host} unreachable")
+            code = f"import socket; print(socket.socket().connect_ex(({host!r}, {port})))"
+            assert far.python(code) != "0", "the test's own wall has a hole"
+        reports = train(network, broker, "broker", tmp_path)
+    check_trained(reports)
+
+
+def test_advertise_chooses_among_the_cards(network: Network) -> None:
+    options = ("--bind", "tcp://0.0.0.0:0", "--advertise", OTHER_CARD, *OPEN)
+    with (
+        role(network.head, "broker", *options) as broker,
+        role(network.head, "server", "--broker", broker, *options) as server,
+    ):
+        assert [split_address(address)[0] for address in (broker, server)] == [OTHER_CARD] * 2
+
+
+def test_a_server_at_a_wrong_address_is_named_with_it(network: Network) -> None:
+    everywhere = ("--bind", "tcp://0.0.0.0:0", *OPEN)
+    code = (
+        "import numpy, zkv; worker = zkv.connect(wait_timeout_s=3); "
+        "worker.init({'w': numpy.ones(3)})"
+    )
+    with (
+        role(network.head, "broker", *everywhere) as broker,
+        role(
+            network.head, "server", "--broker", broker, "--advertise", NOWHERE, *everywhere
+        ) as server,
+    ):
+        done = network.far.run(sys.executable, "-c", code, ZKV_BROKER=broker)
+    assert done.returncode != 0
+    assert server in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", HEAD])
+@pytest.mark.parametrize("who", [["broker"], ["server", "--broker", f"tcp://{HEAD}:5555"]])
+def test_an_open_bind_must_be_wanted(network: Network, who: list[str], host: str) -> None:
+    done = network.head.run(*ZKV, *who, "--bind", f"tcp://{host}:0")
+    assert done.returncode == 2
+    assert f"tcp://{host}:0" in done.stderr
+    assert "--insecure" in done.stderr
+
+
+def test_nothing_that_others_cannot_reach_is_announced(network: Network) -> None:
+    far_broker = ("--broker", f"tcp://{FAR}:5555")
+    loopback = network.head.run(*ZKV, "server", *far_broker)
+    network.head.must("ip route del default")
+    nowhere = network.head.run(*ZKV, "broker", "--bind", "tcp://0.0.0.0:0", *OPEN)
+    wildcard = network.head.run(
+        *ZKV, "server", *far_broker, "--bind", "tcp://0.0.0.0:0", "--advertise", "0.0.0.0", *OPEN
+    )
+    for done, word in ((loopback, "loopback"), (nowhere, "default route"), (wildcard, "wildcard")):
+        assert done.returncode == 2, done.stderr
+        assert word in done.stderr
+        assert "--advertise" in done.stderr

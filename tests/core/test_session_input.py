@@ -1,0 +1,160 @@
+"""Bad input at a worker: any message in any order is taken, turned down or narrated, never fatal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import data_messages, messages, texts
+
+from zkv import control as c
+from zkv import data_messages as d
+from zkv.dtypes import Array
+from zkv.link import Link
+from zkv.wire import MODEL, PULLS, SEEDS, BlockSpec, ContributionId, KeyEntry, KeySpec, Segment
+from zkv_workers import signals as s
+from zkv_workers.session import Session, SessionConfig
+
+ME = 1_048_577
+few = st.integers(0, 3)
+groups = st.sampled_from([MODEL, PULLS, SEEDS, 1, 2, 77])
+keys = st.sampled_from(["a", "b", 7])
+names = st.builds(ContributionId, st.sampled_from([0, ME, ME + 1]), groups, few)
+payloads = st.integers(0, 40).map(lambda size: np.full(size, 0x3F, np.uint8))
+kids = st.lists(few, max_size=3)
+
+ENTRIES = [
+    KeyEntry(0, KeySpec("a", "float32", (2,))),
+    KeyEntry(1, KeySpec("b", "float32", (3,))),
+]
+BLOCKS = [BlockSpec(0, 0, [Segment(0, 0, 2), Segment(1, 0, 3)])]
+layouts = st.builds(c.Layout, few, st.just(ENTRIES), st.just(BLOCKS), st.booleans(), few)
+granted = st.builds(
+    c.Granted, groups, few, few, st.booleans(), few, few, few, few, st.just([]) | kids, few
+)
+from_broker = st.one_of(
+    st.builds(
+        c.Welcome, few, st.just(ME), few, few, few,
+        st.just([c.ServerAt(0, "s", "tcp://s:1")]), texts, texts,
+    ),
+    layouts,
+    granted,
+    st.builds(c.Ready, few),
+    st.builds(c.Regrouped, few, st.integers(1, 3), st.integers(5, 8), few),
+    st.builds(c.Cancel, groups, few),
+    st.builds(c.Settled, st.lists(st.tuples(groups, few, st.integers(-1, 3), texts), max_size=2)),
+    st.builds(c.Reply, few, st.none() | few | texts),
+    st.builds(c.Refusal, st.integers(1, 3), texts, texts),
+    st.builds(c.Waiting, texts),
+    messages.filter(lambda m: not isinstance(m, c.Fatal | c.Bye | c.Refusal)),
+)  # fmt: skip
+from_server = st.one_of(
+    st.builds(
+        d.Block, few, st.just(ME), groups, few, few, few, st.sampled_from(["none", "zip"]), kids
+    ),
+    st.builds(d.Ack, few, st.just(ME), st.lists(st.tuples(names, st.integers(-1, 3)), max_size=3)),
+    data_messages.filter(lambda m: not isinstance(m, d.Fenced)),
+)
+array = np.ones(2, np.float32)
+token = st.integers(1, 9)
+calls = st.one_of(
+    st.builds(s.Join, token),
+    st.builds(
+        s.Initialise,
+        token,
+        st.just(tuple(entry.spec for entry in ENTRIES)),
+        st.just({"a": array, "b": np.ones(3, np.float32)}),
+        st.booleans(),
+    ),
+    st.builds(s.Begin, token),
+    st.builds(s.Finish, token, few, st.floats(0, 9), kids.map(tuple)),
+    st.builds(s.Withdraw, few),
+    st.builds(s.PushPlain, token, keys, st.just(array), st.just(1.0)),
+    st.builds(s.Pull, token, st.lists(keys, max_size=2).map(tuple)),
+    st.builds(s.Barrier, token),
+    st.builds(s.Ask, token, st.sampled_from(["", "lr"]), texts),
+    st.builds(s.GiveUp, token),
+    st.just(s.Tick()),
+)
+
+
+class Bench:
+    """A session and the broker's end of its link, for a broker that says anything."""
+
+    def __init__(self) -> None:
+        self.session = Session(SessionConfig("w", "tcp://broker:5555"), instance=11)
+        self.link = Link(22)
+        self.now = 0.0
+        self.out: list[s.Output] = []
+
+    def feed(self, event: s.Input) -> list[s.Output]:
+        self.now += 0.01
+        out = self.session.handle(event, self.now)
+        for one in out:
+            if isinstance(one, s.SendControl):
+                self.link.receive(c.decode_messages(_open(one.frame)), self.now)
+            if isinstance(one, s.SendData):
+                d.encode_data(one.message)
+        self.out += out
+        return out
+
+    def say(self, message: c.Message) -> None:
+        self.link.send(message)
+        for packet in self.link.outgoing(self.now):
+            self.feed(s.FromBroker(c.encode_packet(packet)))
+
+
+def _open(frame: bytes) -> Any:
+    from zkv.wire import open_envelope
+
+    return open_envelope(frame)
+
+
+def answers(bench: Bench, token_: int) -> list[Any]:
+    return [o for o in bench.out if isinstance(o, s.Answer | s.Fail) and o.token == token_]
+
+
+turns = st.one_of(
+    st.tuples(st.just("call"), calls, st.none()),
+    st.tuples(st.just("broker"), from_broker, st.none()),
+    st.tuples(st.just("server"), from_server, payloads),
+)
+
+
+@given(plan=st.lists(turns, max_size=25), joined=st.booleans())
+@settings(max_examples=300)
+def test_no_order_of_calls_and_messages_breaks_a_session(
+    plan: list[tuple[str, Any, Array | None]], joined: bool
+) -> None:
+    bench = Bench()
+    if joined:
+        bench.feed(s.Join(99))
+        bench.say(c.Welcome(0, ME, 0, 1, 1, [c.ServerAt(0, "s", "tcp://s:1")], "", "bsp"))
+        bench.feed(s.Initialise(98, tuple(e.spec for e in ENTRIES), {"a": array, "b": np.ones(3, np.float32)}, False))
+        bench.say(c.Layout(1, ENTRIES, BLOCKS, False, 1))
+    for who, what, payload in plan:
+        match who:
+            case "call":
+                bench.feed(what)
+            case "broker":
+                bench.say(what)
+            case _:
+                needs = isinstance(what, d.Block | d.Push)
+                bench.feed(s.FromServer(what, payload if needs else None))
+    # It still answers: a status call goes out, and its reply comes back.
+    if bench.session.broken is None:
+        bench.feed(s.Ask(55))
+        bench.say(c.Reply(55, {"version": 3}))
+        assert answers(bench, 55) == [s.Answer(55, {"version": 3})]
+
+
+@given(frames=st.lists(st.binary(max_size=60), max_size=8))
+def test_any_bytes_from_the_broker_are_dropped(frames: list[bytes]) -> None:
+    bench = Bench()
+    bench.feed(s.Join(99))
+    for frame in frames:
+        bench.feed(s.FromBroker(frame))
+    bench.say(c.Welcome(0, ME, 0, 1, 1, [], "", "bsp"))
+    assert answers(bench, 99) == [s.Answer(99, s.Membership(0, ME, 1, "bsp"))]
