@@ -19,8 +19,8 @@
     ├── Closed                the worker was closed or has left
     └── ConfigError           one or more mistakes in the configuration (also a ValueError)
 
-`ValueError` and `TypeError` are left for a caller's mistakes that involve nobody else. `code` travels
-in refusals, so that the caller gets the same class that the broker or server meant.
+`ValueError` and `TypeError` are left for a caller's mistakes that involve nobody else. `code`
+travels in refusals, so that the caller gets the same class that the broker or server meant.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from zkv.policy import SyncPolicy
 class Joined:
     """A worker is a member from now on, level with the slowest clock, and wants to compute.
 
-    `others` join at the same moment: under a policy that needs every worker, all of them take part in
-    the same first round.
+    `others` join at the same moment: under a policy that needs every worker, all of them take part
+    in the same first round.
     """
 
     worker: int

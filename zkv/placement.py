@@ -36,8 +36,8 @@ def plan(
     model of nothing but small keys is still spread: a bucket takes no more than its server's share.
 
     Servers are chosen by size: largest block first to the least loaded server (LPT; Graham, "Bounds
-    on Multiprocessing Timing Anomalies", 1969), ties to the lower number. `load` is what each server
-    holds already, in bytes.
+    on Multiprocessing Timing Anomalies", 1969), ties to the lower number. `load` is what each
+    server holds already, in bytes.
     """
     pieces = _pieces(
         [entry for entry in entries if entry.spec.same_as is None],

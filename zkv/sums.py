@@ -64,9 +64,9 @@ def divided(total: Array, by: float) -> Array:
     """Return total / by as if divided in float64 and rounded once to the dtype of `total`.
 
     Where float32 holds the divisor exactly (any count of samples below 2**24), one float32 division
-    gives the same bits: the quotient of two 24-bit numbers, rounded first to 53 bits and then to 24,
-    is never rounded wrongly, as 53 >= 2 * 24 + 2 (Figueroa, "When is double rounding innocuous?",
-    1995).
+    gives the same bits: the quotient of two 24-bit numbers, rounded first to 53 bits and then to
+    24, is never rounded wrongly, as 53 >= 2 * 24 + 2 (Figueroa, "When is double rounding
+    innocuous?", 1995).
     """
     if by == 1.0:
         return total

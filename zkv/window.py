@@ -15,10 +15,10 @@ Item = TypeVar("Item")
 
 
 class Window(Generic[Item]):
-    """A queue toward one peer with at most `bytes_max` unacknowledged (one item may exceed it alone).
+    """A queue toward one peer, at most `bytes_max` unacknowledged (one item may exceed it alone).
 
-    With `resend_s`, what is not acknowledged is given out again once nothing was sent or acknowledged
-    for so long; each time after twice the pause before, up to eight times the first.
+    With `resend_s`, what is not acknowledged is given out again once nothing was sent or
+    acknowledged for so long; each time after twice the pause before, up to eight times the first.
     """
 
     def __init__(self, bytes_max: int, *, resend_s: float = 0.0) -> None:

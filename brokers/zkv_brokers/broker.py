@@ -110,7 +110,9 @@ class Broker:
             log.warning("dropped a control message of %d frames", len(frames))
 
     def _handle(self, event: r.Event) -> None:
-        assert self.router is not None and self._control is not None and self._relay is not None
+        assert self.router is not None
+        assert self._control is not None
+        assert self._relay is not None
         for action in self.router.handle(event, asyncio.get_running_loop().time()):
             match action:
                 case r.Send(route, frame):
@@ -162,7 +164,8 @@ def announced(bound: str, chosen: str | None) -> str:
         return join_address(net.address_toward(toward), port)
     except ConfigError as error:
         raise ConfigError(
-            f"{bound} is a wildcard, and this machine has no default route that tells which address "
+            f"{bound} is a wildcard, and this machine has no default route that tells which "
+            f"address "
             "others reach: name it with --advertise, or bind to it"
         ) from error
 

@@ -1,8 +1,9 @@
-"""The catalog: which keys exist, who sends their first values, and where their blocks live (rule 7).
+"""The catalog: which keys exist, who sends their first values, and where their blocks live (rule
+7).
 
-One offer at a time initialises a set of keys. The first to offer it sends the values; the others wait
-until every server holds them. If the initialiser dies half-way, its keys are dropped and the next
-one that offered the same set takes over.
+One offer at a time initialises a set of keys. The first to offer it sends the values; the others
+wait until every server holds them. If the initialiser dies half-way, its keys are dropped and the
+next one that offered the same set takes over.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class Catalog:
         return specs
 
     def _compare(self, specs: dict[str | int, KeySpec]) -> bool:
-        """Return whether these keys exist (or are on their way), exactly so; raise if they differ."""
+        """Return whether these keys exist (or are on their way), exactly so; raise if they
+        differ."""
         known = [key for key in specs if key in self._specs]
         if not known:
             return False
@@ -195,7 +197,8 @@ class Catalog:
     def lost(
         self, incarnation: int, servers: int, spec: OptimizerSpec, out: Decisions
     ) -> list[Pending]:
-        """A worker is gone: drop what it was initialising and ask the next one; return what restarted."""
+        """A worker is gone: drop what it was initialising and ask the next one; return what
+        restarted."""
         restarted = []
         for pending in list(self.pending.values()):
             pending.waiting = [one for one in pending.waiting if one[0] != incarnation]

@@ -1,8 +1,9 @@
-"""Contributions that a server holds and has not settled: what has come in, and what is still missing.
+"""Contributions that a server holds and has not settled: what has come in, and what is still
+missing.
 
-A contribution is held when its `Done` and all the blocks that it names are here. What was settled is
-remembered as a high-water mark for each (incarnation, group), with the few settled grants above it,
-so that repeats are answered and dropped for all time in constant memory. Knows no sockets.
+A contribution is held when its `Done` and all the blocks that it names are here. What was settled
+is remembered as a high-water mark for each (incarnation, group), with the few settled grants above
+it, so that repeats are answered and dropped for all time in constant memory. Knows no sockets.
 """
 
 from __future__ import annotations

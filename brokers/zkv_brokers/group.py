@@ -40,7 +40,8 @@ class Decisions:
         self.entries.append(entry)
 
     def tell(self, incarnation: int, message: c.Message) -> None:
-        """Send a message to the worker with this incarnation, after the entries so far are logged."""
+        """Send a message to the worker with this incarnation, after the entries so far are
+        logged."""
         self.messages.append((incarnation, message))
 
 
@@ -60,7 +61,8 @@ class Arrival:
 
 @dataclass(slots=True)
 class Pins:
-    """Which model versions are on their way to workers; at most `versions_max` at a time (rule 3)."""
+    """Which model versions are on their way to workers; at most `versions_max` at a time (rule
+    3)."""
 
     versions_max: int
     by_grant: dict[tuple[int, int, int], int] = field(default_factory=dict)
@@ -136,11 +138,12 @@ class Group:
         self._decide(e.Left(number), out)
 
     def pause(self, number: int, out: Decisions) -> None:
-        """A worker waits in a barrier: no update may wait for it. Its unused grant is taken back."""
+        """A worker waits in a barrier: no update may wait for it. Its unused grant is taken
+        back."""
         incarnation, grant = self.incarnations.pop(number), self._current.get(number)
-        if grant is not None and not self.is_over(incarnation, grant):
-            if (number, grant) not in self._arrived:
-                self._take_back(incarnation, number, grant, out)
+        unused = grant is not None and not self.is_over(incarnation, grant)
+        if grant is not None and unused and (number, grant) not in self._arrived:
+            self._take_back(incarnation, number, grant, out)
         self._forget_queued(number)
         self._decide(e.Left(number), out)
 
@@ -331,7 +334,8 @@ class Group:
 
     def _discard(self, number: int, grant: int, out: Decisions) -> None:
         if (number, grant) not in self._arrived:
-            # It arrived while a commit waited for its square sums, and was cancelled by that commit.
+            # It arrived while a commit waited for its square sums, and was cancelled by that
+            # commit.
             return
         arrival = self._find(number, grant)
         name = arrival.contribution
@@ -350,7 +354,8 @@ class Group:
         """Return why the next grant has to wait though the policy allows it; "" if it need not."""
         if self.capacity is not None and len(self._reserved) >= self.capacity:
             return (
-                f"the servers' budget has room for {self.capacity} contributions, all of it is taken; "
+                f"the servers' budget has room for {self.capacity} contributions, all of it is "
+                f"taken; "
                 "raise --budget or wait for the next update"
             )
         if self.group == MODEL and not self._pins.admits(self.version):

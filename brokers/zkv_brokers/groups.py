@@ -1,7 +1,7 @@
 """All groups of one broker: the model, and each key that is pushed by itself.
 
-Which key belongs to which group, who takes part in it, and who still owes it something. Pure: what is
-decided is collected in `Decisions`.
+Which key belongs to which group, who takes part in it, and who still owes it something. Pure: what
+is decided is collected in `Decisions`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Groups:
         key = self.layout.entries[kid].spec.key
         if MODEL in self.by_number and not at_birth:
             raise Refused(
-                f"key {key!r} belongs to the model, which is trained in batches; a plain push would "
+                f"key {key!r} belongs to the model, which is trained in batches; a plain push "
+                f"would "
                 "tear its version: push it inside a batch, or initialise it with plain=True"
             )
         number, bid = self._next, self.catalog.next_block()
@@ -170,7 +171,8 @@ class Groups:
         return False
 
     def barrier_opened(self, out: Decisions) -> None:
-        """All go on together: if the barrier has let somebody out, the next round is for all again."""
+        """All go on together: if the barrier has let somebody out, the next round is for all
+        again."""
         group = self.model
         if group is None or group.sync.policy.threshold is not None:
             self._rested.clear()

@@ -1,7 +1,7 @@
 """Who is there: the workers and servers that the broker knows, their numbers and incarnations.
 
-A number is a place (a worker's rank, a server's index) and may be taken again; an incarnation is one
-life of one process and never comes back. Knows no sockets; time comes in as `now`.
+A number is a place (a worker's rank, a server's index) and may be taken again; an incarnation is
+one life of one process and never comes back. Knows no sockets; time comes in as `now`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Server:
     """Log entries below this have been queued for it."""
 
     def __str__(self) -> str:
-        return f"server {self.index} ({self.hello.name!r} at {self.hello.address}, pid {self.hello.pid})"
+        hello = self.hello
+        return f"server {self.index} ({hello.name!r} at {hello.address}, pid {hello.pid})"
 
 
 @dataclass(slots=True)
@@ -97,7 +98,8 @@ class Members:
         """Make a worker a member, or say why it cannot be one."""
         if self.named(hello.name) is not None:
             return NameInUse(
-                f"a live worker already has the name {hello.name!r}; choose another, or stop that one"
+                f"a live worker already has the name {hello.name!r}; choose another, or stop "
+                f"that one"
             )
         taken = {w.number for w in self.training()}
         if hello.rank in taken and not hello.observer:
@@ -130,7 +132,8 @@ class Members:
         same = next((s for s in self.servers.values() if s.hello.address == hello.address), None)
         if same is not None:
             return NameInUse(
-                f"{same} already announced the address {hello.address}; give this server another port"
+                f"{same} already announced the address {hello.address}; give this server "
+                f"another port"
             )
         if self.complete:
             return Refused(

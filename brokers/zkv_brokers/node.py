@@ -1,4 +1,5 @@
-"""A server without its sockets: the link to the broker, the shard behind it, and the waiting for both.
+"""A server without its sockets: the link to the broker, the shard behind it, and the waiting for
+both.
 
 Frames and the time come in, frames and words come out; the process around it (`server`) and the
 simulated cluster run this same class.
@@ -167,7 +168,7 @@ class Node:
         waited = now - self._began
         text = f"waiting for broker: nothing has answered at {config.broker} for {waited:.1f} s"
         if self._link.heard is not None:
-            text = f"waiting for the broker at {config.broker} to let this server in for {waited:.1f} s"
+            text = f"the broker at {config.broker} has not let this server in for {waited:.1f} s"
         if waited > config.connect_timeout_s:
             self._fail(ClusterNotReady(f"{text}; is it running, and is the address right?"))
         elif now >= self._next_word:

@@ -21,7 +21,8 @@ def servers_missing(members: Members, address: str) -> str:
     which = ", ".join(str(index + 1) for index in missing)
     plural = "servers" if len(missing) > 1 else "server"
     return (
-        f"waiting for {plural} {which} of {members.servers_wanted}: nothing has announced itself at {address}; "
+        f"waiting for {plural} {which} of {members.servers_wanted}: nothing has announced "
+        f"itself at {address}; "
         f"start one with: zkv server --broker {address}"
     )
 
@@ -32,7 +33,8 @@ def workers_missing(members: Members) -> str:
     if len(here) >= members.expected:
         return ""
     names = _named(here)
-    return f"waiting for {members.expected - len(here)} of {members.expected} workers to join; here are {names}"
+    count = f"{members.expected - len(here)} of {members.expected}"
+    return f"waiting for {count} workers to join; here are {names}"
 
 
 def _named(workers: list[Worker]) -> str:
@@ -60,7 +62,8 @@ def blocked(
         if other is None:
             continue
         guilty.append(
-            f"worker {number} ({other.hello.name!r} on {other.hello.host}, clock {clocks.get(number, 0)}, "
+            f"worker {number} ({other.hello.name!r} on {other.hello.host}, clock "
+            f"{clocks.get(number, 0)}, "
             f"last heard {silent_s(other):.1f} s ago)"
         )
     more = f" and {len(waiting.on) - NAMES_MAX} more" if len(waiting.on) > NAMES_MAX else ""

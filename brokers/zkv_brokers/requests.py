@@ -132,8 +132,10 @@ def budget_text(router: Router, group: Group) -> str:
     server = router.members.servers[index]
     return (
         f"{server} has a budget of {server.hello.budget_bytes} bytes for contributions, but policy "
-        f"{router.policy} with {len(group.sync.live)} workers needs {group.need()} x {sizes[index]} = "
-        f"{group.need() * sizes[index]} bytes there; start servers with a larger --budget, or more servers"
+        f"{router.policy} with {len(group.sync.live)} workers needs {group.need()} x "
+        f"{sizes[index]} = "
+        f"{group.need() * sizes[index]} bytes there; start servers with a larger --budget, or "
+        f"more servers"
     )
 
 

@@ -177,7 +177,8 @@ class Router:
         if hello.started:
             self._fail(
                 "BrokerLost",
-                f"server {hello.name!r} at {hello.address} holds a model of an earlier broker, whose log is lost; "
+                f"server {hello.name!r} at {hello.address} holds a model of an earlier broker, "
+                f"whose log is lost; "
                 "stop all processes and start the run again",
             )
             self.hub.send(peer, self.failed or c.Bye(""))

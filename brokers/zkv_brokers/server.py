@@ -1,7 +1,7 @@
 """The server process: sockets around a `Node`. Decides nothing.
 
-It dials the broker for control and binds one port for data, so that a machine with a server needs one
-open port. Control has a socket of its own and never queues behind megabytes.
+It dials the broker for control and binds one port for data, so that a machine with a server needs
+one open port. Control has a socket of its own and never queues behind megabytes.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class Server:
             ClusterNotReady: no broker within `connect_timeout_s`.
             ZkvError: the broker refused this server, was lost, or the run has failed.
         """
-        assert self._stopped is not None and self.node is not None
+        assert self._stopped is not None
+        assert self.node is not None
         while not self._stopped.done():
             self._carry_out(self.node.tick(self._now()))
             members = self.node.shard.members
@@ -194,7 +195,8 @@ def sender(message: Data) -> int:
 
 
 async def serve(config: ServerConfig, ready: Callable[[Server], None] | None = None) -> None:
-    """Run a server until SIGINT, SIGTERM or an error; `ready(server)` is called once it is bound."""
+    """Run a server until SIGINT, SIGTERM or an error; `ready(server)` is called once it is
+    bound."""
     server = Server(config)
     server.start()
     net.on_stop_signals(server.stop)

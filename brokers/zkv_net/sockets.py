@@ -4,7 +4,8 @@
 message. Here the loop watches the socket's file descriptor and reads without blocking. Two traps,
 measured on pyzmq 27 with libzmq 4.3.5:
 
-- the descriptor is edge-triggered, and a send may swallow its wake-up: after each send the socket is
+- the descriptor is edge-triggered, and a send may swallow its wake-up: after each send the socket
+is
   looked at again, once per loop turn;
 - a receive that is cancelled may lose a message: nothing here awaits a receive.
 """
@@ -159,7 +160,7 @@ def split_address(address: str) -> tuple[str, str]:
             f"address {address!r} does not begin with tcp://, as in tcp://10.0.0.2:5555"
         )
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not colon or not host or not (port == "*" or port.isdecimal() and int(port) < 65536):
+    if not colon or not host or not (port == "*" or (port.isdecimal() and int(port) < 65536)):
         raise ConfigError(f"address {address!r} has no host and port, as in tcp://10.0.0.2:5555")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ConfigError(
@@ -194,7 +195,8 @@ def bind(socket: zmq.Socket[bytes], address: str, *, insecure: bool) -> str:
     if not is_loopback(host) and not insecure:
         raise ConfigError(
             f"{address} can be reached from other machines, and traffic is neither encrypted nor "
-            "authenticated: bind to 127.0.0.1, or say --insecure if everybody in that network is trusted"
+            "authenticated: bind to 127.0.0.1, or say --insecure if everybody in that network "
+            "is trusted"
         )
     if ":" in host:
         socket.setsockopt(zmq.IPV6, 1)

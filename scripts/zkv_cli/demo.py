@@ -275,7 +275,8 @@ def main(
                 write_plot(report, plot)
         except (ZkvError, OSError) as error:
             if as_json:
-                say(json.dumps({"error": str(error)}, ensure_ascii=False))
+                told = str(error) or "ended by a signal"
+                say(json.dumps({"error": told}, ensure_ascii=False))
             raise
         if as_json:
             plain = {"optimizer": optimizer, "seed": seed, **to_plain(report)}

@@ -283,7 +283,9 @@ def figure(run: RunReport, *, window: int = 15) -> Figure:
         losses = [value for _, value in report.loss]
         colour = f"C{index % 10}"
         axes.plot(times, losses, color=colour, alpha=0.2, linewidth=0.8)
-        label = f"worker {report.name} ({_count(report.batches, 'batch', 'batches')})"
+        # `zkv run` calls its workers worker-0, worker-1, ...; other names need the word.
+        name = report.name if report.name.startswith("worker") else f"worker {report.name}"
+        label = f"{name} ({_count(report.batches, 'batch', 'batches')})"
         axes.plot(times, smooth(losses, window), color=colour, linewidth=1.8, label=label)
     positive = any(value > 0 for report in run.reports for _, value in report.loss)
     axes.set_yscale("log" if positive else "linear")

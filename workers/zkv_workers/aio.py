@@ -62,7 +62,8 @@ class AsyncBatch:
         return self._open.cancelled
 
     def push(self, key: Key, gradient: Any) -> None:
-        """Hand over one key's gradient; a plain function that returns at once (see `Batch.push`)."""
+        """Hand over one key's gradient; a plain function that returns at once (see
+        `Batch.push`)."""
         state = self._open
         state.check()
         for bid, payload in state.packer.add(key, gradient):
@@ -70,7 +71,8 @@ class AsyncBatch:
 
     @property
     def outcome(self) -> str:
-        """ "open" inside the block, then "pending", "committed", "cancelled", "discarded" or "withdrawn"."""
+        """ "open" inside the block, then "pending", "committed", "cancelled", "discarded" or
+        "withdrawn"."""
         if self._withdrawn:
             return "withdrawn"
         if self._fate is None:
@@ -146,7 +148,8 @@ class AsyncWorker:
         """Join the cluster.
 
         Raises:
-            ClusterNotReady: it is not complete within `connect_timeout_s`; the text says who is missing.
+            ClusterNotReady: it is not complete within `connect_timeout_s`; the text says who is
+            missing.
         """
         self._made = Driver(self._config, route=self._route)
         self._made.cancelled = self._cancelled
@@ -175,7 +178,8 @@ class AsyncWorker:
 
     @property
     def world(self) -> int:
-        """How many workers take part, as stated at the start, or as were here when this one joined."""
+        """How many workers take part, as stated at the start, or as were here when this one
+        joined."""
         return self._joined.world
 
     @property
@@ -196,7 +200,8 @@ class AsyncWorker:
         absent: str = "zero",
         plain: bool = False,
     ) -> None:
-        """Initialise keys: the first worker's values count, the others get them (see `Worker.init`)."""
+        """Initialise keys: the first worker's values count, the others get them (see
+        `Worker.init`)."""
         await self._driver.call(
             lambda token: faces.initialise(
                 token,
@@ -223,7 +228,8 @@ class AsyncWorker:
         return outcome
 
     async def pull(self, keys: Any = None) -> Any:
-        """Return a key's value, a dict for a list of keys, or the whole model (see `Worker.pull`)."""
+        """Return a key's value, a dict for a list of keys, or the whole model (see
+        `Worker.pull`)."""
         self._ledger.raise_refused()
         wanted = faces.keys_of(keys)
         arrays = faces.pulled(await self._driver.call(lambda token: s.Pull(token, wanted)), wanted)
@@ -241,7 +247,8 @@ class AsyncWorker:
         await self._driver.call(s.Barrier)
 
     async def set(self, **settings: Any) -> dict[str, Any]:
-        """Change live settings (`lr`, `policy`) for all; return from which model version each holds."""
+        """Change live settings (`lr`, `policy`) for all; return from which model version each
+        holds."""
         versions = {}
         for name, value in settings.items():
             reply = await self._driver.call(lambda token, n=name, v=value: s.Ask(token, n, str(v)))  # type: ignore[misc]
@@ -258,7 +265,8 @@ class AsyncWorker:
         return faces.stats(self._driver, self._ledger)
 
     async def leave(self) -> None:
-        """Stop taking part: what was finished still counts, nobody waits for this worker any more."""
+        """Stop taking part: what was finished still counts, nobody waits for this worker any
+        more."""
         if self._made is None:
             return
         try:

@@ -1,4 +1,5 @@
-"""The blocking worker: for ordinary training loops. Its I/O runs beside them, in a thread of its own."""
+"""The blocking worker: for ordinary training loops. Its I/O runs beside them, in a thread of its
+own."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ class Batch:
 
     @property
     def outcome(self) -> str:
-        """ "open" inside the block, then "pending", "committed", "cancelled", "discarded" or "withdrawn"."""
+        """ "open" inside the block, then "pending", "committed", "cancelled", "discarded" or
+        "withdrawn"."""
         if self._withdrawn:
             return "withdrawn"
         if self._fate is None:
@@ -227,7 +229,8 @@ class Worker:
 
     @property
     def world(self) -> int:
-        """How many workers take part, as stated at the start, or as were here when this one joined."""
+        """How many workers take part, as stated at the start, or as were here when this one
+        joined."""
         return self._member.world
 
     @property
@@ -276,7 +279,8 @@ class Worker:
         return Batch(self, weight)
 
     def push(self, key: Key, value: Any, *, weight: float = 1.0) -> Pushed:
-        """Push one key by itself, to be combined with the other workers' pushes; returns at once."""
+        """Push one key by itself, to be combined with the other workers' pushes; returns at
+        once."""
         self._check()
         self._ledger.raise_refused()
         key, flat, number = faces.plain_push(self._driver, key, value, weight)
@@ -309,7 +313,8 @@ class Worker:
         self._call(s.Barrier)
 
     def set(self, **settings: Any) -> dict[str, Any]:
-        """Change live settings (`lr`, `policy`) for all; return from which model version each holds."""
+        """Change live settings (`lr`, `policy`) for all; return from which model version each
+        holds."""
         return {
             name: self._call(lambda token, n=name, v=value: s.Ask(token, n, str(v)))["version"]  # type: ignore[misc]
             for name, value in settings.items()
@@ -326,7 +331,8 @@ class Worker:
         return faces.stats(self._driver, self._ledger)
 
     def leave(self) -> None:
-        """Stop taking part: what was finished still counts, nobody waits for this worker any more."""
+        """Stop taking part: what was finished still counts, nobody waits for this worker any
+        more."""
         if self._left or os.getpid() != self._pid:
             return
         future = self._start(s.Leave)

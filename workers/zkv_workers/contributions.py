@@ -1,4 +1,5 @@
-"""What a worker contributes, batches and plain pushes, from the first block to the contribution's fate.
+"""What a worker contributes, batches and plain pushes, from the first block to the contribution's
+fate.
 
 Part of the session: messages go to its link, blocks to the uploads, answers to whoever asked.
 """
@@ -170,7 +171,8 @@ class Contributions:
             self.next_plain(group)
 
     def restart(self) -> list[int]:
-        """The broker is a new one, before anything was begun; return the pushes that were queued."""
+        """The broker is a new one, before anything was begun; return the pushes that were
+        queued."""
         self.uploads.clear()
         self.cycle.restart()
         self.index = 0

@@ -1,4 +1,5 @@
-"""The worker's driver: sockets and futures around a `Session`, on an event loop. Decides nothing."""
+"""The worker's driver: sockets and futures around a `Session`, on an event loop. Decides
+nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ ROUTES = ("direct", "broker")
 
 
 class Driver:
-    """Carries out what a session says. All methods must be called on the loop that it was made on."""
+    """Carries out what a session says. All methods must be called on the loop that it was made
+    on."""
 
     def __init__(self, config: SessionConfig, *, route: str = "direct") -> None:
         if route not in ROUTES:
@@ -55,7 +57,8 @@ class Driver:
     # --- calls -------------------------------------------------------------------------------
 
     def call(self, make: Callable[[int], s.Input]) -> asyncio.Future[Any]:
-        """Give the session a call; the future has its answer. Cancelling it only stops the waiting."""
+        """Give the session a call; the future has its answer. Cancelling it only stops the
+        waiting."""
         token = next(self._tokens)
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed:

@@ -82,7 +82,8 @@ class PlainPushes:
         return key is not None and (bool(key.queue) or key.open > 0)
 
     def clear(self) -> list[int]:
-        """Forget all (the broker started anew, before anything was pushed); return what was queued."""
+        """Forget all (the broker started anew, before anything was pushed); return what was
+        queued."""
         queued = [push.token for key in self._keys.values() for push in key.queue]
         self._keys.clear()
         self._kid_of.clear()

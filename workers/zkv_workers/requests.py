@@ -1,4 +1,5 @@
-"""The calls that a session has not answered yet: how long they wait, for what, and when that is told.
+"""The calls that a session has not answered yet: how long they wait, for what, and when that is
+told.
 
 Every wait is bounded, and says for whom. Pure: time comes in as `now`.
 """
@@ -34,7 +35,8 @@ class Requests:
         self._open: dict[int, _Request] = {}
 
     def open(self, token: int, what: str, now: float, timeout_s: float | None = -1.0) -> None:
-        """Note a call. `timeout_s` None: it is not a wait (nobody blocks); -1: the usual patience."""
+        """Note a call. `timeout_s` None: it is not a wait (nobody blocks); -1: the usual
+        patience."""
         waits = timeout_s is not None
         patience = self._config.wait_timeout_s if timeout_s == -1.0 else timeout_s
         self._open[token] = _Request(
@@ -68,7 +70,8 @@ class Requests:
         for token, request in list(self._open.items()):
             if request.deadline is not None and now >= request.deadline:
                 del self._open[token]
-                text = f"{request.what} did not come within {now - request.since:.1f} s: {self._why(joined, heard)}"
+                limit = f"{now - request.since:.1f} s"
+                text = f"{request.what} did not come within {limit}: {self._why(joined, heard)}"
                 kind = WaitTimeout if joined else ClusterNotReady
                 out.append(Fail(token, kind(text)))
             elif request.narrate_at is not None and now >= request.narrate_at:
@@ -77,7 +80,8 @@ class Requests:
                 out.append(
                     Narrate(
                         "warning",
-                        f"waiting for {request.what} for {waited:.0f} s: {self._why(joined, heard)}",
+                        f"waiting for {request.what} for {waited:.0f} s: "
+                        f"{self._why(joined, heard)}",
                     )
                 )
         return out

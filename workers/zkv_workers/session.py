@@ -379,7 +379,8 @@ class Session:
         ):
             self.fail(
                 errors.BrokerLost(
-                    f"nothing was heard of the broker at {self.config.broker} for {self.now - heard:.1f} s"
+                    f"nothing was heard of the broker at {self.config.broker} for "
+                    f"{self.now - heard:.1f} s"
                 )
             )
             return

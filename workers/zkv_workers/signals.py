@@ -1,7 +1,8 @@
 """What goes into a session and what comes out of it, as plain values.
 
-Inputs are the user's calls (each with a token that the answer will carry), messages, and the passing
-of time. Outputs are for a driver to carry out: frames to send, calls to answer, words to say.
+Inputs are the user's calls (each with a token that the answer will carry), messages, and the
+passing of time. Outputs are for a driver to carry out: frames to send, calls to answer, words to
+say.
 """
 
 from __future__ import annotations
@@ -189,7 +190,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The answer to `Pull`: blocks (or parts of blocks: the keys of `parts`) at one point of the log."""
+    """The answer to `Pull`: blocks (or parts of blocks: the keys of `parts`) at one point of the
+    log."""
 
     version: int
     kids: tuple[int, ...]
