@@ -32,7 +32,11 @@ class Rig:
     """The shards of a model, and a broker's log written by hand."""
 
     def __init__(
-        self, model: Model, *, optimizer_text: str = "sgd:lr=0.1", members: Sequence[int] = (1, 2, 3)
+        self,
+        model: Model,
+        *,
+        optimizer_text: str = "sgd:lr=0.1",
+        members: Sequence[int] = (1, 2, 3),
     ) -> None:
         self.model, self.layout = model, model.layout
         self.spec = optimizer(optimizer_text)
@@ -40,7 +44,9 @@ class Rig:
         self.index = 0
         self.sent: list[tuple[int, Any]] = []
         for number, shard in enumerate(self.shards):
-            self._take(number, shard.handle(FromBroker(c.ServerWelcome(number, model.servers, 1)), 0.0))
+            self._take(
+                number, shard.handle(FromBroker(c.ServerWelcome(number, model.servers, 1)), 0.0)
+            )
         plain = optimizer("assign")
         self.log(c.Configure({"model": self.spec.to_plain(), "plain": plain.to_plain()}))
         self.log(c.Epoch(1, list(members), []))
@@ -82,9 +88,11 @@ class Rig:
         weight: float = 1.0,
     ) -> None:
         """Send a contribution as a worker does: zeros for a key that `values` lacks."""
-        chosen = self.layout.blocks_in(name.group) if blocks is None else [
-            self.layout.blocks[bid] for bid in blocks
-        ]
+        chosen = (
+            self.layout.blocks_in(name.group)
+            if blocks is None
+            else [self.layout.blocks[bid] for bid in blocks]
+        )
         kids = self.layout.kids_in(max(name.group, 0))
         skipped = [kid for kid in kids if kid not in values]
         filled = {

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from zkv import control as c
 from zkv import data_messages as d
 from zkv.data_messages import decode_data, encode_data
 from zkv.dtypes import Array
@@ -59,6 +60,7 @@ class Options:
     pull: float = 0.0
     plain: int = 0
     barrier: bool = False
+    broker_restarts: int = 0
     until_s: float = 400.0
 
 
@@ -83,6 +85,7 @@ class SimWorker:
     sleeping: int = 0
     calls: dict[int, Callable[[Any], None]] = field(default_factory=dict)
     tokens: int = 0
+    servers: dict[int, int] = field(default_factory=dict)
 
 
 class Sim:
@@ -100,17 +103,8 @@ class Sim:
         self.notes: list[str] = []
         self.ended = 0
         self.tokens = 0
-        config = r.RouterConfig(
-            address="tcp://sim:1",
-            policy=policy(options.policy),
-            servers=options.servers,
-            workers=options.workers,
-            optimizer=options.optimizer,
-            worker_lost_s=3.0,
-            server_lost_s=60.0,
-            keep_log=True,
-        )
-        self.router = r.Router(config, term=1, instance=self.number())
+        self.term = 0
+        self.router = self._new_router()
         self.nodes = [self._node(index) for index in range(options.servers)]
         self.workers: dict[bytes, SimWorker] = {}
         self.routes: dict[int, bytes] = {}
@@ -122,6 +116,29 @@ class Sim:
             self.later(self.rng.random() * 0.05, lambda i=rank: self.start_worker(i))
         for _ in range(options.crashes):
             self.later(0.3 + self.rng.random() * 1.5, self._crash)
+        for _ in range(options.broker_restarts):
+            self.later(self.rng.random() * 0.15, self._restart_broker)
+
+    def _new_router(self) -> r.Router:
+        options, self.term = self.options, self.term + 1
+        config = r.RouterConfig(
+            address="tcp://sim:1",
+            policy=policy(options.policy),
+            servers=options.servers,
+            workers=options.workers,
+            optimizer=options.optimizer,
+            worker_lost_s=3.0,
+            server_lost_s=60.0,
+            keep_log=True,
+        )
+        instance = (self.term << 50) + self.rng.getrandbits(40)
+        return r.Router(config, term=self.term, instance=instance)
+
+    def _restart_broker(self) -> None:
+        """Kill the broker and start another, as long as nothing was begun."""
+        if not any(isinstance(entry, c.Grant | c.Commit) for entry in self.router.log):
+            self.notes.append(f"{self.now:.2f} the broker was restarted")
+            self.router = self._new_router()
 
     def number(self) -> int:
         return self.rng.getrandbits(60) | 1
@@ -277,10 +294,12 @@ class Sim:
                     bits = None if payload is None else payload.view(np.uint8).copy()
                     self.carry(
                         (route, server),
-                        lambda i=self.place(server), h=header, p=bits: self._to_node(
+                        lambda i=worker.servers[server], h=header, p=bits: self._to_node(
                             route, i, h, p
                         ),
                     )
+                case s.Connect(servers, _):
+                    worker.servers = {at: int(a.rpartition(":")[2]) - 100 for at, a in servers}
                 case s.Answer(token, value):
                     self.later(0.0, lambda t=token, v=value: self._answered(route, worker, t, v))
                 case s.Fail(token, error):
@@ -461,8 +480,6 @@ class Sim:
             assert grant.clock - grant.slowest <= slack, f"SSP's bound is broken; {self.story()}"
 
     def commits(self) -> list[Any]:
-        from zkv import control as c
-
         return [e for e in self.router.log if isinstance(e, c.Commit) and e.group == MODEL]
 
     def final(self, key: str) -> Array:

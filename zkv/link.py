@@ -29,13 +29,20 @@ class PeerChanged:
 
 
 class Link:
-    """One end of a link. `resend_s`: the first pause before messages go out again, in seconds."""
+    """One end of a link. `resend_s`: the first pause before messages go out again, in seconds.
 
-    def __init__(self, instance: int, *, peer: int = 0, resend_s: float = 1.0) -> None:
+    With `rising`, only a peer with a higher instance number replaces another: a late packet of an
+    earlier broker must not be taken for a newer one's.
+    """
+
+    def __init__(
+        self, instance: int, *, peer: int = 0, resend_s: float = 1.0, rising: bool = False
+    ) -> None:
         self.instance = instance
         self.peer = peer
         self.heard: float | None = None
         self._resend_first_s = resend_s
+        self._rising = rising
         self._former: deque[int] = deque(maxlen=64)
         self._fresh()
 
@@ -60,7 +67,8 @@ class Link:
     def receive(self, packet: Packet, now: float) -> tuple[PeerChanged | None, list[Message]]:
         """Take a packet in; return a change of the peer, if any, and the new messages in order."""
         change: PeerChanged | None = None
-        if packet.source == 0 or packet.source in self._former:
+        older = self._rising and packet.source < self.peer
+        if packet.source == 0 or older or packet.source in self._former:
             # 0 is no instance; what comes late from one that is gone must not bring it back.
             return None, []
         if packet.source != self.peer:

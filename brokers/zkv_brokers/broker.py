@@ -92,7 +92,7 @@ class Broker:
             server_lost_s=config.server_lost_s,
         )
         self.router = r.Router(
-            router_config, term=net.term_number(), instance=net.instance_number()
+            router_config, term=net.term_number(), instance=net.broker_instance()
         )
         self._control = FdSocket(control, self._received)
         self._relay = Relay(self._context, data)

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from zkv import control as c
+from zkv.dtypes import DTYPES
 from zkv.errors import KeyMismatch, ZkvError
-from zkv.layout import Layout, check_spec, differences
+from zkv.layout import Layout, check_spec, differences, size_of
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.placement import plan
-from zkv.wire import SEEDS, BlockSpec, KeyEntry, KeySpec
+from zkv.wire import BlockSpec, KeyEntry, KeySpec
 from zkv_brokers.group import Decisions
+
+INIT_BYTES_MAX = 2**39
+"""Half a million blocks: more would be a plan of minutes and a message that nobody takes."""
 
 
 @dataclass(slots=True)
@@ -97,14 +101,15 @@ class Catalog:
                     raise KeyMismatch(f"key {one.key!r}: {error}") from error
             specs[one.key] = one
         for one in keys:
-            if one.same_as is not None and (
-                one.same_as not in specs or specs[one.same_as].same_as is not None
-            ):
-                raise KeyMismatch(
-                    f"key {one.key!r} is tied to {one.same_as!r}, which is no key of this init"
-                )
+            if one.same_as is not None:
+                _check_tie(one, specs.get(one.same_as))
         if not specs:
             raise KeyMismatch("init was called without any key")
+        total = sum(size_of(s) * DTYPES[s.dtype].itemsize for s in keys if s.same_as is None)
+        if total > INIT_BYTES_MAX:
+            raise KeyMismatch(
+                f"this init has {total} bytes of values; at most {INIT_BYTES_MAX} can be placed"
+            )
         return specs
 
     def _compare(self, specs: dict[str | int, KeySpec]) -> bool:
@@ -217,6 +222,13 @@ class Catalog:
         return restarted
 
 
-def is_seed(group: int) -> bool:
-    """Return whether a contribution is an initialisation's values."""
-    return group == SEEDS
+def _check_tie(one: KeySpec, owner: KeySpec | None) -> None:
+    if owner is None or owner.same_as is not None:
+        raise KeyMismatch(
+            f"key {one.key!r} is tied to {one.same_as!r}, which is no key of this init"
+        )
+    if (one.shape, one.dtype) != (owner.shape, owner.dtype):
+        raise KeyMismatch(
+            f"key {one.key!r} ({one.dtype}, shape {tuple(one.shape)}) is tied to {owner.key!r} "
+            f"({owner.dtype}, shape {tuple(owner.shape)}); a tie is another name of one array"
+        )

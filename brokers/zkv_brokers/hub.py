@@ -97,6 +97,10 @@ class Hub:
         self._closing.add(peer)
         self._busy.add(peer)
 
+    def is_closing(self, peer: int) -> bool:
+        """Return whether a peer was let go."""
+        return peer in self._closing
+
     def forget(self, peer: int) -> None:
         """Forget a peer now."""
         self._links.pop(peer, None)

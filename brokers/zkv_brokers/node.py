@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from zkv import control as c
 from zkv.data_messages import Data
 from zkv.dtypes import Array
-from zkv.errors import BrokerLost, ClusterNotReady, ZkvError, from_code
+from zkv.errors import BrokerLost, ClusterNotReady, VersionMismatch, ZkvError, from_code
 from zkv.link import Link
 from zkv.wire import open_envelope
 from zkv_brokers.grants import ToWorker
@@ -71,7 +71,7 @@ class Node:
         self.shard = Shard(window_bytes=config.window_bytes)
         self.welcome: c.ServerWelcome | None = None
         self.failed: ZkvError | None = None
-        self._link = Link(instance, resend_s=config.link_resend_s)
+        self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
         self._began = now
         self._next_beat = now
         self._next_word = now + config.narrate_after_s
@@ -84,7 +84,11 @@ class Node:
         Raises:
             ProtocolError: it is no packet.
         """
-        envelope = open_envelope(frame)
+        try:
+            envelope = open_envelope(frame)
+        except VersionMismatch as error:
+            self._fail(error)
+            return self._flush(now)
         if envelope.target in (0, self._link.instance):
             change, messages = self._link.receive(c.decode_messages(envelope), now)
             if change is not None and change.before:

@@ -139,6 +139,9 @@ class Router:
                 self._hello_server(peer, message, out)
             case c.Beat():
                 pass
+            case _ if self.hub.is_closing(peer):
+                # It was let go, and had sent this before it knew.
+                pass
             case c.Status(token=token):
                 self.hub.send(peer, c.Reply(token, requests.status(self)))
             case c.Change():

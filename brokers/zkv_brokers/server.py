@@ -77,10 +77,10 @@ class Server:
             ConfigError: an address is in use, cannot be resolved or not be reached by others.
         """
         config = self.config
-        net.resolvable(config.broker)
         data = new_socket(self._context, zmq.ROUTER, data=True)
         control = new_socket(self._context, zmq.DEALER, data=False)
         try:
+            net.resolvable(config.broker)
             bound = bind(data, config.bind, insecure=config.insecure)
             self.address = net.advertised(bound, config.broker, config.advertise)
             connect(control, config.broker)

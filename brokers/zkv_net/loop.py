@@ -71,6 +71,11 @@ def instance_number() -> int:
     return secrets.randbits(62) | 1
 
 
+def broker_instance() -> int:
+    """Return a broker's instance number: milliseconds, then 21 random bits; a later one is higher."""
+    return (time.time_ns() // 1_000_000 << 21) | secrets.randbits(21)
+
+
 def term_number() -> int:
     """Return the term of a broker that starts now: seconds, so that a later one has a higher."""
     return int(time.time())

@@ -50,6 +50,7 @@ def drawn(seed: int, **fixed: Any) -> Options:
         "pull": rng.choice((0.0, 0.3)),
         "plain": rng.choice((0, 0, 3)),
         "barrier": rng.random() < 0.3,
+        "broker_restarts": rng.choice((0, 0, 1, 2)),
     }
     return Options(**{**options, **fixed})
 

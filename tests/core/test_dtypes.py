@@ -136,7 +136,11 @@ def test_integers_are_always_finite(name: str) -> None:
     assert all_finite(np.full(3, np.iinfo(name).max, name), DTYPES[name])
 
 
-@given(name=st.sampled_from(list(DTYPES)), shape=hnp.array_shapes(min_dims=0, min_side=0, max_side=4), seed=st.integers(0, 2**32 - 1))
+@given(
+    name=st.sampled_from(list(DTYPES)),
+    shape=hnp.array_shapes(min_dims=0, min_side=0, max_side=4),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_the_users_view_has_the_stored_bits(name: str, shape: tuple[int, ...], seed: int) -> None:
     row = DTYPES[name]
     size = int(np.prod(shape))
@@ -157,7 +161,9 @@ def test_another_byte_order_is_turned_around() -> None:
     assert stored_view(array, row).dtype.isnative
 
 
-@pytest.mark.parametrize("dtype", [object, bool, complex, "U3", "S3", "M8[s]", "m8[s]", "f4,f4", np.longdouble], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [object, bool, complex, "U3", "S3", "M8[s]", "m8[s]", "f4,f4", np.longdouble], ids=str
+)
 def test_other_dtypes_do_not_travel(dtype: Any) -> None:
     with pytest.raises(TypeError, match="does not travel; use one of float16, bfloat16, float32"):
         dtype_of(np.zeros(1, dtype))

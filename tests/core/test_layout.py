@@ -99,7 +99,9 @@ def test_a_key_that_leaves_its_bucket_keeps_its_elements_and_server(
 
 
 @given(first=models(), second=models())
-def test_removing_an_initialisation_leaves_the_others_as_they_were(first: Model, second: Model) -> None:
+def test_removing_an_initialisation_leaves_the_others_as_they_were(
+    first: Model, second: Model
+) -> None:
     layout = first.layout
     alone = layout.snapshot()
     # The second initialisation has other keys and numbers, as the broker gives them out.
@@ -108,7 +110,9 @@ def test_removing_an_initialisation_leaves_the_others_as_they_were(first: Model,
         for e in second.own
     ]
     blocks = [
-        BlockSpec(b.bid + 100, b.server, [Segment(s.kid + 100, s.start, s.stop) for s in b.segments])
+        BlockSpec(
+            b.bid + 100, b.server, [Segment(s.kid + 100, s.start, s.stop) for s in b.segments]
+        )
         for b in second.blocks
     ]
     layout.add(entries, blocks)
@@ -188,7 +192,9 @@ def test_good_keys(key: str | int) -> None:
     assert type(check_key(key)) is type(key)
 
 
-@pytest.mark.parametrize("key", [True, False, 1.0, None, b"k", ("k",), np.int64(7), ["k"]], ids=repr)
+@pytest.mark.parametrize(
+    "key", [True, False, 1.0, None, b"k", ("k",), np.int64(7), ["k"]], ids=repr
+)
 def test_other_types_are_no_keys(key: object) -> None:
     with pytest.raises(TypeError, match=f"a key is a str or an int, not {type(key).__name__}"):
         check_key(key)

@@ -72,7 +72,11 @@ faults = st.fixed_dictionaries(
 )
 
 
-@given(seed=st.integers(0, 2**32), options=faults, plan=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 9)), max_size=20))
+@given(
+    seed=st.integers(0, 2**32),
+    options=faults,
+    plan=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 9)), max_size=20),
+)
 def test_every_message_arrives_once_and_in_order_and_is_acknowledged(
     seed: int, options: dict[str, float], plan: list[tuple[int, int, int]]
 ) -> None:
@@ -205,7 +209,9 @@ def test_an_acknowledgement_of_what_was_never_sent_changes_nothing() -> None:
     assert (rest.number, rest.messages) == (2, [says(2)])
 
 
-def test_what_is_not_acknowledged_goes_out_again_after_1_2_4_8_and_8_times_the_first_pause() -> None:
+def test_what_is_not_acknowledged_goes_out_again_after_1_2_4_8_and_8_times_the_first_pause() -> (
+    None
+):
     link = Link(11, peer=22, resend_s=1.0)
     packets(link, 1)
     times = []

@@ -49,7 +49,9 @@ def disguised(array: Array, how: str) -> Array:
     return array
 
 
-def pack(model: Model, gradients: dict[int, Array], order: Sequence[int]) -> tuple[Packer, dict[int, Array]]:
+def pack(
+    model: Model, gradients: dict[int, Array], order: Sequence[int]
+) -> tuple[Packer, dict[int, Array]]:
     layout = model.layout
     packer = Packer(layout, layout.kids_in(0))
     blocks: dict[int, Array] = {}
@@ -112,9 +114,7 @@ def test_skipped_keys_are_zero_in_their_buckets_and_named(
 def test_unpack_undoes_cut(model: Model, seed: int) -> None:
     layout = model.layout
     values = drawn(model, seed)
-    flat = {
-        e.spec.key: stored_view(values[e.kid], DTYPES[e.spec.dtype]) for e in model.own
-    }
+    flat = {e.spec.key: stored_view(values[e.kid], DTYPES[e.spec.dtype]) for e in model.own}
     blocks = cut(layout, layout.blocks.values(), flat)
     for bid, packed in blocks.items():
         assert packed.nbytes == layout.block_bytes(layout.blocks[bid])
@@ -167,12 +167,26 @@ A = np.arange(24, dtype=np.float32).reshape(4, 6)
         np.zeros((3, 0), np.float32),
         np.zeros((0, 3), np.float32),
     ],
-    ids=["T", "column", "rows", "reversed", "fortran", "broadcast", "big-endian", "0-d", "0", "3x0", "0x3"],
+    ids=[
+        "T",
+        "column",
+        "rows",
+        "reversed",
+        "fortran",
+        "broadcast",
+        "big-endian",
+        "0-d",
+        "0",
+        "3x0",
+        "0x3",
+    ],
 )
 @pytest.mark.parametrize("bucket_bytes", [0, 1000])
 def test_each_memory_layout_arrives_as_the_contiguous_copy(array: Array, bucket_bytes: int) -> None:
     spec = KeySpec("k", "float32", array.shape)
-    model = placed([spec, KeySpec("n", "float32", (3,))], 2, block_bytes=40, bucket_bytes=bucket_bytes)
+    model = placed(
+        [spec, KeySpec("n", "float32", (3,))], 2, block_bytes=40, bucket_bytes=bucket_bytes
+    )
     untouched = array.copy()
     gradients = {0: array, 1: np.ones(3, np.float32)}
     packer, blocks = pack(model, gradients, (1, 0))
@@ -275,7 +289,9 @@ def test_unknown_and_plain_keys_are_no_part_of_a_batch(two: Model) -> None:
 
 @given(model=models(ties=False), seed=st.integers(0, 2**32 - 1))
 def test_specs_of_arrays_are_those_that_the_arrays_have(model: Model, seed: int) -> None:
-    arrays = {e.spec.key: value for e, value in zip(model.own, drawn(model, seed).values(), strict=True)}
+    arrays = {
+        e.spec.key: value for e, value in zip(model.own, drawn(model, seed).values(), strict=True)
+    }
     specs, values = specs_of(as_arrays(arrays))
     assert [(s.key, s.dtype, s.shape) for s in specs] == [
         (e.spec.key, e.spec.dtype, e.spec.shape) for e in model.own
@@ -289,7 +305,9 @@ def test_specs_of_arrays_are_those_that_the_arrays_have(model: Model, seed: int)
 def test_a_second_name_of_one_array_is_a_tie_and_an_equal_array_is_not() -> None:
     w = np.ones((2, 3), np.float32)
     empty = np.zeros(0, np.float32)
-    specs, values = specs_of(as_arrays({"a": w, "b": w, "T": w.T, "copy": w.copy(), "e": empty, "f": empty}))
+    specs, values = specs_of(
+        as_arrays({"a": w, "b": w, "T": w.T, "copy": w.copy(), "e": empty, "f": empty})
+    )
     assert {spec.key: spec.same_as for spec in specs} == {
         "a": None, "b": "a", "T": None, "copy": None, "e": None, "f": None
     }  # fmt: skip

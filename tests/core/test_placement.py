@@ -69,9 +69,7 @@ def test_no_block_is_larger_than_allowed_and_lpt_holds_its_bound(
     assert max(loads) <= sum(sizes) / servers + largest
 
 
-@given(
-    small=st.lists(st.integers(1, 50), min_size=20, max_size=60), servers=st.integers(2, 4)
-)
+@given(small=st.lists(st.integers(1, 50), min_size=20, max_size=60), servers=st.integers(2, 4))
 def test_a_model_of_nothing_but_small_keys_is_spread(small: list[int], servers: int) -> None:
     blocks = plan(entries(small), servers, together=alike)
     loads = per_server(blocks, servers)
@@ -94,7 +92,10 @@ def test_what_servers_hold_already_counts(sizes: list[int], load: list[int]) -> 
 
 @given(model=models())
 def test_the_plan_depends_on_its_arguments_alone(model: Model) -> None:
-    copies = [KeyEntry(e.kid, KeySpec(*(getattr(e.spec, f) for f in e.spec.__struct_fields__))) for e in model.entries]
+    copies = [
+        KeyEntry(e.kid, KeySpec(*(getattr(e.spec, f) for f in e.spec.__struct_fields__)))
+        for e in model.entries
+    ]
     one, two = (
         plan(given_entries, model.servers, together=lambda e: (e.spec.absent,), bid_first=7)
         for given_entries in (model.entries, copies)
@@ -173,7 +174,9 @@ def test_a_small_model_uses_both_servers() -> None:
 def test_a_large_key_is_cut_into_blocks_of_1_mib_on_all_servers() -> None:
     size = 5 * BLOCK_BYTES // 4 + 100
     blocks = plan(entries([size], "float32"), 3, together=alike)
-    assert [block.size * DTYPES["float32"].itemsize for block in blocks] == [BLOCK_BYTES] * 5 + [400]
+    assert [block.size * DTYPES["float32"].itemsize for block in blocks] == [BLOCK_BYTES] * 5 + [
+        400
+    ]
     assert {block.server for block in blocks} == {0, 1, 2}
 
 

@@ -13,7 +13,17 @@ from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.link import Link
-from zkv.wire import MODEL, PULLS, SEEDS, BlockSpec, ContributionId, KeyEntry, KeySpec, Segment
+from zkv.wire import (
+    MODEL,
+    PULLS,
+    SEEDS,
+    BlockSpec,
+    ContributionId,
+    KeyEntry,
+    KeySpec,
+    Segment,
+    open_envelope,
+)
 from zkv_workers import signals as s
 from zkv_workers.session import Session, SessionConfig
 
@@ -94,7 +104,7 @@ class Bench:
         out = self.session.handle(event, self.now)
         for one in out:
             if isinstance(one, s.SendControl):
-                self.link.receive(c.decode_messages(_open(one.frame)), self.now)
+                self.link.receive(c.decode_messages(open_envelope(one.frame)), self.now)
             if isinstance(one, s.SendData):
                 d.encode_data(one.message)
         self.out += out
@@ -104,12 +114,6 @@ class Bench:
         self.link.send(message)
         for packet in self.link.outgoing(self.now):
             self.feed(s.FromBroker(c.encode_packet(packet)))
-
-
-def _open(frame: bytes) -> Any:
-    from zkv.wire import open_envelope
-
-    return open_envelope(frame)
 
 
 def answers(bench: Bench, token_: int) -> list[Any]:
@@ -124,7 +128,7 @@ turns = st.one_of(
 
 
 @given(plan=st.lists(turns, max_size=25), joined=st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_no_order_of_calls_and_messages_breaks_a_session(
     plan: list[tuple[str, Any, Array | None]], joined: bool
 ) -> None:
@@ -132,7 +136,11 @@ def test_no_order_of_calls_and_messages_breaks_a_session(
     if joined:
         bench.feed(s.Join(99))
         bench.say(c.Welcome(0, ME, 0, 1, 1, [c.ServerAt(0, "s", "tcp://s:1")], "", "bsp"))
-        bench.feed(s.Initialise(98, tuple(e.spec for e in ENTRIES), {"a": array, "b": np.ones(3, np.float32)}, False))
+        bench.feed(
+            s.Initialise(
+                98, tuple(e.spec for e in ENTRIES), {"a": array, "b": np.ones(3, np.float32)}, False
+            )
+        )
         bench.say(c.Layout(1, ENTRIES, BLOCKS, False, 1))
     for who, what, payload in plan:
         match who:

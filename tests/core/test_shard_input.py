@@ -83,7 +83,10 @@ def send(rig: Rig, server: int, message: d.Data, payload: Array | None) -> None:
             d.encode_data(action.message)
 
 
-@given(nonsense=st.lists(st.tuples(st.integers(0, 1), near, payloads), max_size=30), cut=st.integers(0, 30))
+@given(
+    nonsense=st.lists(st.tuples(st.integers(0, 1), near, payloads), max_size=30),
+    cut=st.integers(0, 30),
+)
 @settings(max_examples=200)
 def test_no_data_message_breaks_a_shard_or_changes_a_value(
     nonsense: list[tuple[int, d.Data, Array]], cut: int

@@ -44,9 +44,13 @@ class Single:
         self.counts = dict.fromkeys(self.keys, 0)
         self.version = 0
 
-    def mean(self, kid: int, gradients: Sequence[Mapping[int, Array]], weights: Sequence[float]) -> Array | None:
+    def mean(
+        self, kid: int, gradients: Sequence[Mapping[int, Array]], weights: Sequence[float]
+    ) -> Array | None:
         dtype = DTYPES[self.keys[kid].dtype]
-        here = [(widen(g[kid], dtype), w) for g, w in zip(gradients, weights, strict=True) if kid in g]
+        here = [
+            (widen(g[kid], dtype), w) for g, w in zip(gradients, weights, strict=True) if kid in g
+        ]
         if not here:
             return None
         if len(here) == len(gradients):
@@ -150,7 +154,12 @@ def small(*specs: KeySpec, servers: int = 1, **options: Any) -> Rig:
     """A rig with these keys in buckets, all ones."""
     model = placed(list(specs), servers)
     rig = Rig(model, **options)
-    rig.init({e.kid: narrow(np.ones(size_of(e.spec), DTYPES[e.spec.dtype].wide), DTYPES[e.spec.dtype]) for e in model.own})
+    rig.init(
+        {
+            e.kid: narrow(np.ones(size_of(e.spec), DTYPES[e.spec.dtype].wide), DTYPES[e.spec.dtype])
+            for e in model.own
+        }
+    )
     return rig
 
 
@@ -162,9 +171,19 @@ W = KeySpec("w", "float32", (2,))
 B = KeySpec("b", "float32", (1,))
 
 
-def commit(rig: Rig, version: int, *names: ContributionId, weights: Sequence[float] = (), norm: float | None = None) -> None:
+def commit(
+    rig: Rig,
+    version: int,
+    *names: ContributionId,
+    weights: Sequence[float] = (),
+    norm: float | None = None,
+) -> None:
     chosen = weights or [1.0] * len(names)
-    rig.log(c.Commit(MODEL, version, [c.Counted(n, w) for n, w in zip(names, chosen, strict=True)], norm))
+    rig.log(
+        c.Commit(
+            MODEL, version, [c.Counted(n, w) for n, w in zip(names, chosen, strict=True)], norm
+        )
+    )
 
 
 # --- reductions ------------------------------------------------------------------------------
@@ -199,7 +218,10 @@ def test_batches_are_averaged_but_integers_are_added(spec: KeySpec, expected: fl
 
 @pytest.mark.parametrize(("absent", "expected"), [("zero", [-0.25, -1.0]), ("out", [-1.0, -1.0])])
 def test_a_skipped_key_counts_as_zero_or_is_left_out(absent: str, expected: list[float]) -> None:
-    skipped, other = KeySpec("s", "float32", (1,), absent=absent), KeySpec("o", "float32", (1,), absent=absent)
+    skipped, other = (
+        KeySpec("s", "float32", (1,), absent=absent),
+        KeySpec("o", "float32", (1,), absent=absent),
+    )
     rig = small(skipped, other, optimizer_text="sgd:lr=1")
     one, two = ContributionId(1, MODEL, 1), ContributionId(2, MODEL, 1)
     rig.push(one, 1, {0: f4(2), 1: f4(2)})
@@ -295,7 +317,9 @@ def blocks_to(rig: Rig, worker: int) -> list[ToWorker]:
     return [
         one
         for _, one in rig.sent
-        if isinstance(one, ToWorker) and one.incarnation == worker and isinstance(one.message, d.Block)
+        if isinstance(one, ToWorker)
+        and one.incarnation == worker
+        and isinstance(one.message, d.Block)
     ]
 
 

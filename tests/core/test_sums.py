@@ -37,7 +37,7 @@ class Text(str):
     """A term that adds up to the text of the sum."""
 
     def __add__(self, other: str) -> Text:
-        return Text(f"({str(self)}+{str(other)})")
+        return Text(f"({self!s}+{other!s})")
 
     __iadd__ = __add__
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import (
     CONTROL,
@@ -60,6 +60,7 @@ def payload_bytes(message: d.Data) -> int | None:
 
 @pytest.mark.parametrize("kind", CONTROL, ids=lambda kind: kind.__name__)
 @given(data=st.data(), source=UINT, target=UINT, number=UINT, received=UINT)
+@settings(max_examples=25)
 def test_every_control_message_survives_its_frame(
     kind: type, data: st.DataObject, source: int, target: int, number: int, received: int
 ) -> None:
@@ -71,6 +72,7 @@ def test_every_control_message_survives_its_frame(
 
 @pytest.mark.parametrize("kind", ENTRIES, ids=lambda kind: kind.__name__)
 @given(data=st.data())
+@settings(max_examples=25)
 def test_every_entry_survives_inside_a_log(kind: type, data: st.DataObject) -> None:
     log = c.Log(1, 2, data.draw(st.lists(struct(kind), max_size=3)))
     assert decode_packet(c.encode_packet(c.Packet(1, 2, 3, 4, [log]))).messages == [log]
@@ -78,6 +80,7 @@ def test_every_entry_survives_inside_a_log(kind: type, data: st.DataObject) -> N
 
 @pytest.mark.parametrize("kind", DATA, ids=lambda kind: kind.__name__)
 @given(data=st.data())
+@settings(max_examples=25)
 def test_every_data_message_survives_its_header(kind: type, data: st.DataObject) -> None:
     message = data.draw(struct(kind))
     assert d.decode_data(d.encode_data(message), payload_bytes(message)) == message
@@ -151,8 +154,14 @@ def test_a_damaged_header_is_a_message_or_a_protocol_error(header: bytes, size: 
 
 
 junk = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=9),
-    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.binary(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=9) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=20,
 )
 
@@ -288,7 +297,9 @@ def test_a_packet_has_at_most_512_messages() -> None:
         decode_packet(packed([c.Begin()] * 513))
 
 
-@pytest.mark.parametrize("message", [c.Log(1, 0, []), c.Reply(1, {}), c.Welcome(0, 1, 0, 1, 1, [], "", "")])
+@pytest.mark.parametrize(
+    "message", [c.Log(1, 0, []), c.Reply(1, {}), c.Welcome(0, 1, 0, 1, 1, [], "", "")]
+)
 def test_the_broker_does_not_hear_what_only_a_broker_says(message: c.Message) -> None:
     assert decode_packet(packed([message])).messages == [message]
     with pytest.raises(ProtocolError):
@@ -303,7 +314,10 @@ def test_the_broker_hears_everything_that_others_say(message: c.Message) -> None
 # --- versions --------------------------------------------------------------------------------
 
 
-@given(version=UINT.filter(lambda version: version != PROTOCOL_VERSION), rest=st.lists(junk, max_size=6))
+@given(
+    version=UINT.filter(lambda version: version != PROTOCOL_VERSION),
+    rest=st.lists(junk, max_size=6),
+)
 @example(version=2, rest=[])
 @example(version=0, rest=[1, 2, 3, 4, [[41]]])
 def test_a_peer_of_another_version_is_told_both_numbers(version: int, rest: list[Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 
 from zkv.data_messages import decode_data, encode_data
-from zkv.errors import Closed, ProtocolError, VersionMismatch
+from zkv.errors import Closed, ProtocolError
 from zkv.wire import split_route
 from zkv_net import loop as net
 from zkv_net.sockets import FdSocket, connect, new_socket
@@ -131,11 +131,7 @@ class Driver:
         socket.send(frames)
 
     def _from_broker(self, frames: list[zmq.Frame]) -> None:
-        try:
-            self.feed(s.FromBroker(frames[-1].bytes))
-        except VersionMismatch as error:
-            self.session.fail(error)
-            self.feed(s.Tick())
+        self.feed(s.FromBroker(frames[-1].bytes))
 
     def _from_server(self, frames: list[zmq.Frame]) -> None:
         try:

@@ -31,6 +31,8 @@ class Requests:
         self.reason = ""
         self.owing = ""
         self.leaving = 0
+        self.initialised = False
+        """Whether any key exists, as far as this worker knows."""
         self._config = config
         self._open: dict[int, _Request] = {}
 
@@ -94,6 +96,8 @@ class Requests:
             )
         if self.reason:
             return self.reason
+        if not self.initialised and joined:
+            return "nothing is initialised yet: no worker has called init"
         if self.owing:
             return (
                 f"{self.owing} owes an answer; can it be reached from here? "

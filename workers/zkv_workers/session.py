@@ -46,13 +46,14 @@ class Session:
         )
         self.downloads = Downloads(self.layout, ask_s=config.resend_s)
         self.requests = Requests(config)
-        self._link = Link(instance, resend_s=config.link_resend_s)
+        self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
         self.made = Contributions(self.layout, self._link, self.uploads, self._answer)
         self._offers: dict[int, s.Initialise] = {}
         """Kept until something is begun: a new broker has to be told again."""
         self._pulls: dict[int, _Reading] = {}
         self.pulls = 0
         self._barrier = 0
+        self._rejoining = False
         self._next_beat = 0.0
         self._out: list[s.Output] = []
         self.now = 0.0
@@ -180,7 +181,11 @@ class Session:
     # --- the broker --------------------------------------------------------------------------
 
     def _from_broker(self, frame: bytes) -> None:
-        envelope = open_envelope(frame)
+        try:
+            envelope = open_envelope(frame)
+        except errors.VersionMismatch as error:
+            self.fail(error)
+            return
         if envelope.target not in (0, self._link.instance):
             return
         packet = c.decode_messages(envelope)
@@ -209,6 +214,11 @@ class Session:
         self.layout.clear()
         self.member = None
         self._hello()
+        self._rejoining = True
+
+    def _ask_again(self) -> None:
+        """Tell a new broker what the old one was told; not before it has let this worker in."""
+        self._rejoining = False
         for offer in self._offers.values():
             self._link.send(c.Offer(offer.token, list(offer.specs), offer.plain))
         if self.made.cycle.asked:
@@ -277,6 +287,8 @@ class Session:
         member = s.Membership(message.number, message.incarnation, message.world, message.policy)
         for token in self.requests.named("the cluster"):
             self._answer(token, member)
+        if self._rejoining:
+            self._ask_again()
 
     def _greet(self) -> None:
         if self.member is not None:
@@ -286,6 +298,7 @@ class Session:
 
     def _laid_out(self, message: c.Layout) -> None:
         self.layout.add(message.keys, message.blocks)
+        self.requests.initialised = True
         self.made.index = max(self.made.index, message.index)
         if not message.seed or self.member is None:
             return
