@@ -119,7 +119,7 @@ class Model:
 keys = st.integers(0, 2**63 - 1) | st.text(
     st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40
 )
-shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
 @st.composite
@@ -145,7 +145,7 @@ def models(
     return placed(
         specs,
         draw(st.integers(1, servers_max)),
-        block_bytes=draw(st.integers(1, 200)),
+        block_bytes=draw(st.sampled_from([3, 16, 50, 200])),
         bucket_bytes=draw(st.integers(0, 100)),
     )
 

@@ -106,12 +106,12 @@ def test_removing_an_initialisation_leaves_the_others_as_they_were(
     alone = layout.snapshot()
     # The second initialisation has other keys and numbers, as the broker gives them out.
     entries = [
-        KeyEntry(e.kid + 100, KeySpec(f"2/{e.spec.key!r}", e.spec.dtype, e.spec.shape))
+        KeyEntry(e.kid + 10_000, KeySpec(f"2/{e.spec.key!r}", e.spec.dtype, e.spec.shape))
         for e in second.own
     ]
     blocks = [
         BlockSpec(
-            b.bid + 100, b.server, [Segment(s.kid + 100, s.start, s.stop) for s in b.segments]
+            b.bid + 10_000, b.server, [Segment(s.kid + 10_000, s.start, s.stop) for s in b.segments]
         )
         for b in second.blocks
     ]

@@ -200,6 +200,13 @@ def test_a_source_of_0_is_nobody_and_a_former_peer_does_not_come_back() -> None:
     assert link.peer == 33
 
 
+def test_a_rising_link_lets_only_a_higher_instance_take_the_peers_place() -> None:
+    link = Link(11, peer=22, rising=True)
+    assert link.receive(c.Packet(21, 11, 1, 1, [says(1)]), 0.0) == (None, [])
+    assert link.peer == 22
+    assert link.receive(c.Packet(23, 11, 1, 1, [says(2)]), 0.0) == (PeerChanged(23, 22), [says(2)])
+
+
 def test_an_acknowledgement_of_what_was_never_sent_changes_nothing() -> None:
     link = Link(11, peer=22)
     packets(link, 1)

@@ -114,7 +114,8 @@ entries = [
     for kid, name in enumerate(names)
 ]
 blocks = plan(entries, 3, together=lambda e: (e.spec.rule, e.spec.key[-4:]), block_bytes=30_000)
-print(json.dumps([[b.bid, b.server, [[s.kid, s.start, s.stop] for s in b.segments]] for b in blocks]))
+rows = [(b.bid, b.server, s.kid, s.start, s.stop) for b in blocks for s in b.segments]
+print(json.dumps(rows))
 """
 
 

@@ -1,4 +1,4 @@
-"""Bad input at a worker: any message in any order is taken, turned down or narrated, never fatal."""
+"""Bad input at a worker: any message in any order is taken, turned down or told, never fatal."""
 
 from __future__ import annotations
 
@@ -166,3 +166,12 @@ def test_any_bytes_from_the_broker_are_dropped(frames: list[bytes]) -> None:
         bench.feed(s.FromBroker(frame))
     bench.say(c.Welcome(0, ME, 0, 1, 1, [], "", "bsp"))
     assert answers(bench, 99) == [s.Answer(99, s.Membership(0, ME, 1, "bsp"))]
+
+
+def test_a_broker_that_wants_values_which_were_not_offered_is_turned_down() -> None:
+    bench = Bench()
+    bench.feed(s.Join(99))
+    bench.say(c.Welcome(0, ME, 0, 1, 1, [], "", "bsp"))
+    bench.say(c.Layout(1, ENTRIES, BLOCKS, True, 1))
+    assert [o.level for o in bench.out if isinstance(o, s.Narrate)] == ["warning"]
+    assert bench.session.broken is None

@@ -1,6 +1,6 @@
-"""Bad input: whatever anybody sends, a shard, a router or a session goes on, and nothing is changed.
+"""Bad input at a server: whatever workers send, its shard goes on, and no value is changed.
 
-A message that makes no sense is a ProtocolError or is turned down; it costs only its sender.
+A message that makes no sense is a ProtocolError, or voids the contribution that it belongs to.
 """
 
 from __future__ import annotations

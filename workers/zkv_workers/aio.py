@@ -9,14 +9,12 @@ from types import TracebackType
 from typing import Any
 
 from zkv.dtypes import Array
-from zkv.errors import Cancelled, Closed, ZkvError
+from zkv.errors import Cancelled, Closed
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.driver import Driver
 from zkv_workers.faces import Clock, Key, Ledger
 from zkv_workers.model import BatchState, check_weight, session_config
-
-CLOSE_TIMEOUT_S = 5.0
 
 
 class AsyncBatch:
@@ -269,11 +267,14 @@ class AsyncWorker:
         more."""
         if self._made is None:
             return
-        try:
-            await asyncio.wait_for(self._made.call(s.Leave), CLOSE_TIMEOUT_S)
-        except (ZkvError, TimeoutError):
-            # The broker is gone or busy: it will notice that nothing is heard of this worker.
-            return
+        future = self._made.call(s.Leave)
+        for _ in range(round(faces.LEAVE_TIMEOUT_S / faces.LEAVE_LOOK_S)):
+            await asyncio.wait({future}, timeout=faces.LEAVE_LOOK_S)
+            if future.done() or self._made.silent_s > faces.LEAVE_SILENT_S:
+                # If the broker is gone, it will notice that nothing is heard of this worker.
+                break
+        if future.done() and not future.cancelled():
+            future.exception()
 
     async def close(self) -> None:
         """Leave and close all sockets, in bounded time."""

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from zkv.dtypes import Array
-from zkv.errors import Cancelled, Closed, ZkvError
+from zkv.errors import Cancelled, Closed
 from zkv_net.loop import loop_factory
 from zkv_workers import faces
 from zkv_workers import signals as s
@@ -337,11 +337,11 @@ class Worker:
             return
         future = self._start(s.Leave)
         self._left = True
-        try:
-            future.result(CLOSE_TIMEOUT_S)
-        except (ZkvError, TimeoutError, concurrent.futures.CancelledError):
-            # The broker is gone or busy: it will notice that nothing is heard of this worker.
-            return
+        for _ in range(round(faces.LEAVE_TIMEOUT_S / faces.LEAVE_LOOK_S)):
+            concurrent.futures.wait([future], faces.LEAVE_LOOK_S)
+            if future.done() or self._driver.silent_s > faces.LEAVE_SILENT_S:
+                # If the broker is gone, it will notice that nothing is heard of this worker.
+                break
 
     def close(self) -> None:
         """Leave, and end the I/O thread, in bounded time. A second call does nothing."""

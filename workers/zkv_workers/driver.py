@@ -52,7 +52,14 @@ class Driver:
             raise
         self._control = FdSocket(socket, self._from_broker)
         self._closed = False
+        self._made_at = self._loop.time()
         self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing was heard of the broker, in seconds."""
+        heard = self.session.heard
+        return self._loop.time() - (self._made_at if heard is None else heard)
 
     # --- calls -------------------------------------------------------------------------------
 

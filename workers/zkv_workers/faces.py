@@ -18,6 +18,13 @@ from zkv_workers.packing import check_gradient, to_host, unpack
 Key = str | int
 
 
+LEAVE_LOOK_S = 0.1
+LEAVE_SILENT_S = 1.5
+"""A broker that was not heard for three beats will not say goodbye."""
+LEAVE_TIMEOUT_S = 60.0
+"""How long what was finished may take to reach the servers when a worker leaves."""
+
+
 @dataclass(slots=True)
 class Ledger:
     """Where a worker's time has gone, in seconds, and the guard's refusals of pushes."""
@@ -80,7 +87,7 @@ def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
         "name": session.config.name,
         "batches": counts["batches"],
         "outcomes": {name: counts[name] for name in ("committed", "discarded", "cancelled")},
-        "pulls": session.pulls,
+        "pulls": session.pulls.answered,
         "plain_pushes": counts["plain"],
         "wait_s": round(ledger.wait_s, 6),
         "compute_s": round(ledger.compute_s, 6),

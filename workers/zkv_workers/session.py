@@ -7,8 +7,6 @@ asyncio, a blocking one and the simulated cluster all run this same class.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zkv import control as c
 from zkv import data_messages as d
 from zkv import errors
@@ -21,16 +19,9 @@ from zkv.wire import MODEL, PULLS, SEEDS, open_envelope
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
+from zkv_workers.pulls import Pulls
 from zkv_workers.requests import Requests
 from zkv_workers.transfers import Assembly, Downloads, Uploads
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A pull that is not answered, and whether the broker was asked."""
-
-    pull: s.Pull
-    asked: bool = False
 
 
 class Session:
@@ -50,13 +41,17 @@ class Session:
         self.made = Contributions(self.layout, self._link, self.uploads, self._answer)
         self._offers: dict[int, s.Initialise] = {}
         """Kept until something is begun: a new broker has to be told again."""
-        self._pulls: dict[int, _Reading] = {}
-        self.pulls = 0
+        self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self._barrier = 0
         self._rejoining = False
         self._next_beat = 0.0
         self._out: list[s.Output] = []
         self.now = 0.0
+
+    @property
+    def heard(self) -> float | None:
+        """When the broker was last heard."""
+        return self._link.heard
 
     def handle(self, event: s.Input, now: float) -> list[s.Output]:
         """Take one input and return what to do, in order."""
@@ -98,7 +93,7 @@ class Session:
                 self.made.withdraw(batch)
             case s.GiveUp(token):
                 self.requests.close(token)
-                self._pulls.pop(token, None)
+                self.pulls.drop(token)
                 if token == self.made.cycle.token:
                     self.made.cycle.token = 0
             case _:
@@ -129,7 +124,7 @@ class Session:
                     f"the pull of {', '.join(map(repr, event.keys)) or 'the model'}",
                     self.now,
                 )
-                self._pulls[token] = _Reading(event)
+                self.pulls.add(event)
                 self._send_pulls()
             case s.Barrier(token):
                 self._barrier += 1
@@ -164,19 +159,9 @@ class Session:
 
     def _send_pulls(self) -> None:
         """Ask for what can be read: not before my own plain pushes of the same keys are settled."""
-        if not self.layout.kid_of:
-            return
-        for token, reading in list(self._pulls.items()):
-            keys = reading.pull.keys
-            try:
-                busy = any(self.made.plain.busy(self.layout.kid(key)) for key in keys)
-            except errors.UnknownKey as error:
-                del self._pulls[token]
-                self._caller_failed(reading.pull, error)
-                continue
-            if not busy and not reading.asked:
-                reading.asked = True
-                self._link.send(c.Pull(token, list(keys)))
+        for token, error in self.pulls.ask():
+            self.requests.close(token)
+            self._out.append(s.Fail(token, error))
 
     # --- the broker --------------------------------------------------------------------------
 
@@ -223,8 +208,7 @@ class Session:
             self._link.send(c.Offer(offer.token, list(offer.specs), offer.plain))
         if self.made.cycle.asked:
             self._link.send(c.Begin())
-        for reading in self._pulls.values():
-            reading.asked = False
+        self.pulls.restart()
         for token in self.requests.named("barrier"):
             self._link.send(c.Barrier(token, self._barrier))
 
@@ -312,7 +296,7 @@ class Session:
             return
         self._offers.pop(token, None)
         self.made.plain.refused(token)
-        self._pulls.pop(token, None)
+        self.pulls.drop(token)
         if self.requests.close(token):
             self._out.append(s.Fail(token, error))
         self._send_pulls()
@@ -358,8 +342,7 @@ class Session:
             return
         granted = assembly.granted
         if granted.group == PULLS:
-            self.pulls += 1
-            self._pulls.pop(granted.token, None)
+            self.pulls.done(granted.token)
             values = s.Values(
                 granted.version,
                 tuple(granted.kids),

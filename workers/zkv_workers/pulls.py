@@ -1,0 +1,71 @@
+"""Pulls of one worker that are not answered: when each may be asked for. Knows no frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zkv import control as c
+from zkv.errors import UnknownKey
+from zkv.layout import Layout
+from zkv.link import Link
+from zkv_workers.signals import Pull
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A pull, and whether the broker was asked."""
+
+    pull: Pull
+    asked: bool = False
+
+
+class Pulls:
+    """All open pulls. `busy(kid)` tells whether an own plain push of a key is not settled."""
+
+    def __init__(self, layout: Layout, link: Link, busy: Callable[[int], bool]) -> None:
+        self.answered = 0
+        self._layout = layout
+        self._link = link
+        self._busy = busy
+        self._open: dict[int, _Reading] = {}
+
+    def add(self, pull: Pull) -> None:
+        """Note a pull; `ask` sends it when it may go."""
+        self._open[pull.token] = _Reading(pull)
+
+    def ask(self) -> list[tuple[int, UnknownKey]]:
+        """Ask for what can be read; return the pulls that cannot be, with the reason.
+
+        Nothing before there is any key; no key before the own plain pushes of it are settled, so
+        that a pull after a push has what was pushed.
+        """
+        failed: list[tuple[int, UnknownKey]] = []
+        if not self._layout.kid_of:
+            return failed
+        for token, reading in list(self._open.items()):
+            keys = reading.pull.keys
+            try:
+                busy = any(self._busy(self._layout.kid(key)) for key in keys)
+            except UnknownKey as error:
+                del self._open[token]
+                failed.append((token, error))
+                continue
+            if not busy and not reading.asked:
+                reading.asked = True
+                self._link.send(c.Pull(token, list(keys)))
+        return failed
+
+    def done(self, token: int) -> None:
+        """The pull is answered."""
+        self.answered += 1
+        self._open.pop(token, None)
+
+    def drop(self, token: int) -> None:
+        """Nobody waits for this pull any more."""
+        self._open.pop(token, None)
+
+    def restart(self) -> None:
+        """The broker is a new one: it has to be asked again."""
+        for reading in self._open.values():
+            reading.asked = False
