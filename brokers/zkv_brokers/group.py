@@ -350,6 +350,10 @@ class Group:
             if incarnation is not None:
                 self._grant(start, incarnation, out)
 
+    def is_held(self, number: int) -> bool:
+        """Return whether the policy has released this worker, but its grant has to wait."""
+        return any(start.worker == number for start in self._starts)
+
     def held_because(self) -> str:
         """Return why the next grant has to wait though the policy allows it; "" if it need not."""
         if self.capacity is not None and len(self._reserved) >= self.capacity:

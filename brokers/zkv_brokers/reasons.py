@@ -51,7 +51,7 @@ def blocked(
         return ""
     waiting = group.sync.waiting(worker.number)
     if waiting is None:
-        return group.held_because()
+        return group.held_because() if group.is_held(worker.number) else ""
     missing = workers_missing(members)
     if missing:
         return missing
@@ -67,6 +67,9 @@ def blocked(
             f"last heard {silent_s(other):.1f} s ago)"
         )
     more = f" and {len(waiting.on) - NAMES_MAX} more" if len(waiting.on) > NAMES_MAX else ""
+    absent = [w for w in members.training() if group.incarnations.get(w.number) != w.incarnation]
+    if not guilty and absent:
+        guilty = [f"workers that have not asked for a batch yet: {_named(absent)}"]
     whom = (
         ", ".join(guilty) + more
         if guilty
