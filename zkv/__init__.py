@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from zkv_cli.local import local as local
     from zkv_workers.blocking import Batch as Batch
     from zkv_workers.blocking import Worker as Worker
-    from zkv_workers.blocking import Worker as connect
+    from zkv_workers.blocking import connect as connect
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "connect": ("zkv_workers.blocking", "Worker"),
+    "connect": ("zkv_workers.blocking", "connect"),
     "Worker": ("zkv_workers.blocking", "Worker"),
     "Batch": ("zkv_workers.blocking", "Batch"),
     "local": ("zkv_cli.local", "local"),

@@ -77,8 +77,9 @@ def broker_instance() -> int:
 
 
 def term_number() -> int:
-    """Return the term of a broker that starts now: seconds, so that a later one has a higher."""
-    return int(time.time())
+    """Return the term of a broker that starts now: milliseconds, so that a later one has a
+    higher, also when it follows within a second."""
+    return int(time.time() * 1000)
 
 
 def host_name() -> str:

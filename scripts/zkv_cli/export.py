@@ -11,12 +11,12 @@ import numpy as np
 
 from zkv import __version__
 from zkv.dtypes import Array
-from zkv.errors import ConfigError, UnknownKey
+from zkv.errors import UnknownKey
 from zkv_cli.ask import ask_status
 from zkv_cli.exits import CommandFailed
 from zkv_net import loop as net
 from zkv_workers import signals as s
-from zkv_workers.driver import ROUTES, Driver
+from zkv_workers.driver import Driver
 from zkv_workers.faces import pulled
 from zkv_workers.model import session_config
 
@@ -62,18 +62,13 @@ def write_model(address: str, file: Path, timeout_s: float) -> tuple[int, int, i
 
 
 async def _read(address: str, timeout_s: float) -> tuple[int, dict[str | int, Array]]:
-    config = session_config(
+    config, route = session_config(
         address,
         name=f"export-{net.instance_number():x}",
         observer=True,
         connect_timeout_s=timeout_s,
         wait_timeout_s=timeout_s,
     )
-    route = os.environ.get("ZKV_ROUTE", "direct")
-    if route not in ROUTES:
-        raise ConfigError(
-            f"environment variable ZKV_ROUTE={route!r} is none of {', '.join(ROUTES)}"
-        )
     driver = Driver(config, route=route)
     try:
         await driver.call(s.Join)

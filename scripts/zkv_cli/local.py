@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from zkv_cli import cluster as c
 from zkv_cli.ask import ask_status
@@ -14,6 +14,7 @@ from zkv_cli.settings import Settings, load
 
 if TYPE_CHECKING:
     from zkv_workers.blocking import Worker
+    from zkv_workers.model import ConnectOptions
 
 DEATH_TIMEOUT_S = 10.0
 
@@ -90,11 +91,11 @@ class LocalCluster:
         """All processes, the broker first; each has `label`, `pid`, `code`, `ended`, `tail`."""
         return [self.broker, *self.servers]
 
-    def connect(self, **options: Any) -> Worker:
+    def connect(self, **options: Unpack[ConnectOptions]) -> Worker:
         """Return a worker of this cluster, as `zkv.connect(address, **options)` does."""
-        from zkv_workers.blocking import Worker
+        from zkv_workers.blocking import connect
 
-        return Worker(self.address, **options)
+        return connect(self.address, **options)
 
     def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Return how the cluster stands, as `zkv status --json` prints it."""

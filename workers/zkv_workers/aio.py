@@ -3,79 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from zkv.dtypes import Array
-from zkv.errors import Cancelled, Closed
+from zkv.errors import Closed
 from zkv_workers import faces
 from zkv_workers import signals as s
+from zkv_workers.batch import AnyBatch
+from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.faces import Clock, Key, Ledger
-from zkv_workers.model import BatchState, check_weight, session_config
+from zkv_workers.model import BatchState, ConnectOptions, session_config
 
 
-class AsyncBatch:
+class AsyncBatch(AnyBatch):
     """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: AsyncWorker, weight: float) -> None:
+        super().__init__(weight, worker._ledger, worker._batches, worker._driver.feed)
         self._worker = worker
-        self._weight = check_weight(weight)
-        self._state: BatchState | None = None
-        self._fate: asyncio.Future[s.Fate] | None = None
-        self._withdrawn = False
-        self._clock: Clock | None = None
-
-    @property
-    def _open(self) -> BatchState:
-        if self._state is None:
-            raise RuntimeError(
-                "use the batch inside its block: `async with worker.batch() as batch:`"
-            )
-        return self._state
-
-    @property
-    def params(self) -> dict[Key, Array]:
-        """The model at `version`: fresh arrays by key, yours to change."""
-        return self._open.params()
-
-    def __getitem__(self, key: Key) -> Array:
-        return self._open.params()[key]
-
-    @property
-    def version(self) -> int:
-        """The model version that this batch computes on."""
-        return self._open.version
-
-    @property
-    def number(self) -> int:
-        """This worker's own count of begun batches, from 1."""
-        return self._open.number
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the policy has cancelled this batch: going on is wasted work."""
-        return self._open.cancelled
-
-    def push(self, key: Key, gradient: Any) -> None:
-        """Hand over one key's gradient; a plain function that returns at once (see
-        `Batch.push`)."""
-        state = self._open
-        state.check()
-        for bid, payload in state.packer.add(key, gradient):
-            self._worker._driver.feed(s.SendBlock(state.number, bid, payload))
-
-    @property
-    def outcome(self) -> str:
-        """ "open" inside the block, then "pending", "committed", "cancelled", "discarded" or
-        "withdrawn"."""
-        if self._withdrawn:
-            return "withdrawn"
-        if self._fate is None:
-            return "open"
-        return faces.outcome(self._fate)
 
     async def wait(self) -> str:
         """Wait until the batch is settled and return its outcome."""
@@ -84,16 +32,11 @@ class AsyncBatch:
         return self.outcome
 
     async def __aenter__(self) -> AsyncBatch:
-        if self._state is not None:
-            raise RuntimeError("a batch is used once; ask the worker for the next one")
-        ledger = self._worker._ledger
-        ledger.raise_refused()
-        waiting = Clock(ledger, "wait_s")
+        self._check_unused()
+        waiting = Clock(self._ledger, "wait_s")
         grant = await self._worker._driver.call(s.Begin)
         waiting.stop()
-        self._state = BatchState(grant, self._weight)
-        self._worker._batches[grant.batch] = self._state
-        self._clock = Clock(ledger, "compute_s")
+        self._begin(grant)
         return self
 
     async def __aexit__(
@@ -102,33 +45,20 @@ class AsyncBatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        state, worker = self._open, self._worker
-        if self._clock is not None:
-            self._clock.stop()
-        worker._batches.pop(state.number, None)
-        if error is not None and not isinstance(error, Cancelled):
-            self._withdrawn = True
-            worker._driver.feed(s.Withdraw(state.number))
+        finish = self._end(error)
+        if finish is None:
             return False
-        if not state.cancelled:
-            for bid, payload in state.packer.rest():
-                worker._driver.feed(s.SendBlock(state.number, bid, payload))
-        skipped = state.packer.skipped()
-        self._fate = worker._driver.call(
-            lambda token: s.Finish(token, state.number, state.weight, skipped)
-        )
-        self._fate.add_done_callback(worker._settled)
+        self._fate = self._worker._driver.call(finish)
+        self._fate.add_done_callback(self._worker._settled)
         return error is not None
 
 
 class AsyncWorker:
     """A member of a cluster, for asyncio. Made by `zkv.aio.connect`; use it with `async with`."""
 
-    def __init__(
-        self, broker: str | None = None, *, route: str | None = None, **options: Any
-    ) -> None:
-        self._config = session_config(broker, **options)
-        self._route = route or os.environ.get("ZKV_ROUTE", "direct")
+    def __init__(self, config: SessionConfig, route: str) -> None:
+        self._config = config
+        self._route = route
         self._ledger = Ledger()
         self._batches: dict[int, BatchState] = {}
         self._member: s.Membership | None = None
@@ -309,6 +239,6 @@ def _outcome(fate: asyncio.Future[s.Fate], outcome: asyncio.Future[str]) -> None
         outcome.set_result(fate.result().outcome)
 
 
-def connect(broker: str | None = None, *, route: str | None = None, **options: Any) -> AsyncWorker:
+def connect(broker: str | None = None, **options: Unpack[ConnectOptions]) -> AsyncWorker:
     """Return a worker to be entered with `async with` (see `zkv.connect` for the arguments)."""
-    return AsyncWorker(broker, route=route, **options)
+    return AsyncWorker(*session_config(broker, **options))

@@ -10,85 +10,29 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Unpack
 
 from zkv.dtypes import Array
-from zkv.errors import Cancelled, Closed
+from zkv.errors import Closed
 from zkv_net.loop import loop_factory
 from zkv_workers import faces
 from zkv_workers import signals as s
+from zkv_workers.batch import AnyBatch
+from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.faces import Clock, Key, Ledger
-from zkv_workers.model import BatchState, check_weight, session_config
+from zkv_workers.model import BatchState, ConnectOptions, session_config
 from zkv_workers.waiting import Pushed, copy_result, result_of
 
-Result = TypeVar("Result")
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Batch:
+class Batch(AnyBatch):
     """One mini-batch: a context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: Worker, weight: float) -> None:
+        super().__init__(weight, worker._ledger, worker._batches, worker._feed)
         self._worker = worker
-        self._weight = check_weight(weight)
-        self._state: BatchState | None = None
-        self._fate: concurrent.futures.Future[s.Fate] | None = None
-        self._withdrawn = False
-        self._clock: Clock | None = None
-
-    @property
-    def _open(self) -> BatchState:
-        if self._state is None:
-            raise RuntimeError("use the batch inside its block: `with worker.batch() as batch:`")
-        return self._state
-
-    @property
-    def params(self) -> dict[Key, Array]:
-        """The model at `version`: fresh arrays by key, yours to change."""
-        return self._open.params()
-
-    def __getitem__(self, key: Key) -> Array:
-        return self._open.params()[key]
-
-    @property
-    def version(self) -> int:
-        """The model version that this batch computes on."""
-        return self._open.version
-
-    @property
-    def number(self) -> int:
-        """This worker's own count of begun batches, from 1."""
-        return self._open.number
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the policy has cancelled this batch: going on is wasted work."""
-        return self._open.cancelled
-
-    def push(self, key: Key, gradient: Any) -> None:
-        """Hand over one key's gradient (mean over the batch's samples); returns at once.
-
-        The array is copied, so it may be changed as soon as this returns.
-
-        Raises:
-            Cancelled: the batch no longer counts; the `with` block swallows it.
-            UnknownKey, KeyMismatch: not a key of the model, pushed twice, wrong shape or dtype.
-        """
-        state = self._open
-        state.check()
-        for bid, payload in state.packer.add(key, gradient):
-            self._worker._feed(s.SendBlock(state.number, bid, payload))
-
-    @property
-    def outcome(self) -> str:
-        """ "open" inside the block, then "pending", "committed", "cancelled", "discarded" or
-        "withdrawn"."""
-        if self._withdrawn:
-            return "withdrawn"
-        if self._fate is None:
-            return "open"
-        return faces.outcome(self._fate)
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Wait until the batch is settled and return its outcome.
@@ -101,16 +45,11 @@ class Batch:
         return self.outcome
 
     def __enter__(self) -> Batch:
-        if self._state is not None:
-            raise RuntimeError("a batch is used once; ask the worker for the next one")
-        ledger = self._worker._ledger
-        ledger.raise_refused()
-        waiting = Clock(ledger, "wait_s")
+        self._check_unused()
+        waiting = Clock(self._ledger, "wait_s")
         grant = self._worker._call(s.Begin)
         waiting.stop()
-        self._state = BatchState(grant, self._weight)
-        self._worker._batches[grant.batch] = self._state
-        self._clock = Clock(ledger, "compute_s")
+        self._begin(grant)
         return self
 
     def __exit__(
@@ -119,22 +58,11 @@ class Batch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        state, worker = self._open, self._worker
-        if self._clock is not None:
-            self._clock.stop()
-        worker._batches.pop(state.number, None)
-        if error is not None and not isinstance(error, Cancelled):
-            self._withdrawn = True
-            worker._feed(s.Withdraw(state.number))
+        finish = self._end(error)
+        if finish is None:
             return False
-        if not state.cancelled:
-            for bid, payload in state.packer.rest():
-                worker._feed(s.SendBlock(state.number, bid, payload))
-        skipped = state.packer.skipped()
-        self._fate = worker._start(
-            lambda token: s.Finish(token, state.number, state.weight, skipped)
-        )
-        worker._watch(self._fate)
+        self._fate = self._worker._start(finish)
+        self._worker._watch(self._fate)
         return error is not None
 
 
@@ -144,10 +72,8 @@ class Worker:
     Calls may come from any one thread at a time. It does not survive a fork.
     """
 
-    def __init__(
-        self, broker: str | None = None, *, route: str | None = None, **options: Any
-    ) -> None:
-        self._config = session_config(broker, **options)
+    def __init__(self, config: SessionConfig, route: str) -> None:
+        self._config = config
         self._ledger = Ledger()
         self._batches: dict[int, BatchState] = {}
         self._pid = os.getpid()
@@ -166,8 +92,8 @@ class Worker:
             raise
         atexit.register(self.close)
 
-    async def _make_driver(self, route: str | None) -> Driver:
-        driver = Driver(self._config, route=route or os.environ.get("ZKV_ROUTE", "direct"))
+    async def _make_driver(self, route: str) -> Driver:
+        driver = Driver(self._config, route=route)
         driver.cancelled = self._cancelled
         return driver
 
@@ -376,3 +302,19 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def connect(broker: str | None = None, **options: Unpack[ConnectOptions]) -> Worker:
+    """Join a cluster and return a worker; use it as a context manager.
+
+    Args:
+        broker: the broker's address, such as "tcp://10.0.0.2:5555"; default: ZKV_BROKER.
+        options: see `zkv_workers.model.ConnectOptions`.
+
+    Raises:
+        ConfigError: no broker is named, or an address or a variable is wrong.
+        ClusterNotReady: the cluster is not complete within `connect_timeout_s`; the text says who
+            is missing.
+        NameInUse, Refused: a live worker has this name, or this rank.
+    """
+    return Worker(*session_config(broker, **options))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROUTES = ("direct", "broker")
+"""How data travels: from worker to server, or through the broker's data port."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:

@@ -18,13 +18,12 @@ from zkv.wire import split_route
 from zkv_net import loop as net
 from zkv_net.sockets import FdSocket, connect, new_socket
 from zkv_workers import signals as s
-from zkv_workers.config import SessionConfig
+from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.session import Session
 
 log = logging.getLogger("zkv.worker")
 TICK_S = 0.05
 LINGER_MS = 500
-ROUTES = ("direct", "broker")
 
 
 class Driver:

@@ -6,7 +6,8 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from zkv.errors import Cancelled, ConfigError
 from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_workers import signals as s
-from zkv_workers.config import SessionConfig
+from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.packing import Packer, to_host, unpack
 
 Key = str | int
@@ -154,57 +155,89 @@ def check_weight(weight: float) -> float:
     return number
 
 
+class ConnectOptions(TypedDict, total=False):
+    """What `zkv.connect` and `zkv.aio.connect` take beside the broker's address."""
+
+    name: str | None
+    """Unique among the live workers; default: ZKV_NAME, else made of rank or host and process."""
+    rank: int | None
+    """The worker's number, which orders sums; default: ZKV_RANK or RANK, else the first free."""
+    world: int | None
+    """How many workers are waited for before the first batch; default: WORLD_SIZE, else 1."""
+    observer: bool
+    """Only read: an observer is no member of any update."""
+    route: str | None
+    """"direct" (to the servers) or "broker" (through it); default: ZKV_ROUTE, else direct."""
+    connect_timeout_s: float | None
+    """Patience for the cluster to be complete; default: ZKV_CONNECT_TIMEOUT_S, else 60."""
+    wait_timeout_s: float | None
+    """Patience of every later wait; default: ZKV_WAIT_TIMEOUT_S, else 600."""
+    narrate_after_s: float
+    """When a wait is first explained in the log; then every `narrate_every_s`."""
+    narrate_every_s: float
+    broker_lost_s: float
+    """How long the broker may be silent before it is taken for lost."""
+    window_bytes: int
+    """Bytes that may be unacknowledged at each server."""
+
+
+TUNING = ("narrate_after_s", "narrate_every_s", "broker_lost_s", "window_bytes")
+
+
 def session_config(
-    broker: str | None,
-    *,
-    name: str | None = None,
-    rank: int | None = None,
-    world: int | None = None,
-    observer: bool = False,
-    **patience: float,
-) -> SessionConfig:
-    """Return a worker's settings: arguments first, then ZKV_BROKER, RANK, WORLD_SIZE and friends.
+    broker: str | None, **options: Unpack[ConnectOptions]
+) -> tuple[SessionConfig, str]:
+    """Return a worker's settings and route: arguments first, then the environment's variables.
 
     Raises:
         ConfigError: no broker is named, or a variable is not a number.
+        TypeError: an option that there is not; those that there are are named.
     """
+    unknown = sorted(options.keys() - ConnectOptions.__annotations__.keys())
+    if unknown:
+        known = ", ".join(ConnectOptions.__annotations__)
+        raise TypeError(f"connect has no option {', '.join(unknown)}; it has {known}")
+    observer = options.get("observer", False)
     address = broker or os.environ.get("ZKV_BROKER")
     if not address:
         raise ConfigError(
             "no broker is named: call zkv.connect('tcp://host:5555'), set ZKV_BROKER, "
             "or start with `zkv run`"
         )
-    where = -1 if observer else _first_number(rank, ("ZKV_RANK", "RANK"), -1)
-    size = 0 if observer else _first_number(world, ("ZKV_WORLD_SIZE", "WORLD_SIZE"), 0)
+    rank = -1 if observer else _number(options.get("rank"), ("ZKV_RANK", "RANK"), -1)
+    world = 0 if observer else _number(options.get("world"), ("ZKV_WORLD_SIZE", "WORLD_SIZE"), 0)
     host = socket.gethostname()[:200] or "?"
+    unique = f"{host}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
     role = "observer" if observer else "worker"
-    default = (
-        f"{role}-{where}"
-        if where >= 0
-        else f"{role}-{host}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
-    )
-    return SessionConfig(
-        name=name or os.environ.get("ZKV_NAME") or default,
+    default = f"{role}-{rank}" if rank >= 0 else f"{role}-{unique}"
+    config = SessionConfig(
+        name=options.get("name") or os.environ.get("ZKV_NAME") or default,
         broker=address,
-        rank=where,
-        world=size,
+        rank=int(rank),
+        world=int(world),
         observer=observer,
         host=host,
         pid=os.getpid(),
-        **patience,  # type: ignore[arg-type]
+        connect_timeout_s=_number(options.get("connect_timeout_s"), ("ZKV_CONNECT_TIMEOUT_S",), 60),
+        wait_timeout_s=_number(options.get("wait_timeout_s"), ("ZKV_WAIT_TIMEOUT_S",), 600),
     )
+    tuned: Any = {name: value for name, value in options.items() if name in TUNING}
+    route = options.get("route") or os.environ.get("ZKV_ROUTE") or "direct"
+    if route not in ROUTES:
+        raise ConfigError(f"route {route!r} (an argument, or ZKV_ROUTE) is none of {ROUTES}")
+    return replace(config, **tuned), route
 
 
-def _first_number(given: int | None, variables: Sequence[str], default: int) -> int:
+def _number(given: float | None, variables: Sequence[str], default: float) -> Any:
     if given is not None:
         return given
     for variable in variables:
         text = os.environ.get(variable)
         if text:
             try:
-                return int(text)
+                return float(text) if variable.endswith("_S") else int(text)
             except ValueError as error:
                 raise ConfigError(
-                    f"environment variable {variable}={text!r} is not a whole number"
+                    f"environment variable {variable}={text!r} is not a number"
                 ) from error
     return default

@@ -1,0 +1,117 @@
+"""What a batch is in both faces: values to compute on, gradients to hand over, and an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zkv.dtypes import Array
+from zkv.errors import Cancelled
+from zkv_workers import faces
+from zkv_workers import signals as s
+from zkv_workers.faces import Clock, Key, Ledger
+from zkv_workers.model import BatchState, check_weight
+
+
+class AnyBatch:
+    """One mini-batch, used once as a context manager: entering waits, leaving finishes it."""
+
+    def __init__(
+        self,
+        weight: float,
+        ledger: Ledger,
+        running: dict[int, BatchState],
+        feed: Callable[[s.Input], None],
+    ) -> None:
+        self._weight = check_weight(weight)
+        self._ledger = ledger
+        self._running = running
+        self._feed = feed
+        self._state: BatchState | None = None
+        self._fate: Any = None
+        self._withdrawn = False
+        self._computing: Clock | None = None
+
+    @property
+    def _open(self) -> BatchState:
+        if self._state is None:
+            raise RuntimeError("use the batch inside its block: `with worker.batch() as batch:`")
+        return self._state
+
+    @property
+    def params(self) -> dict[Key, Array]:
+        """The model at `version`: fresh arrays by key, yours to change.
+
+        Raises:
+            Cancelled: the batch no longer counts; the `with` block swallows it.
+        """
+        return self._open.params()
+
+    def __getitem__(self, key: Key) -> Array:
+        return self._open.params()[key]
+
+    @property
+    def version(self) -> int:
+        """The model version that this batch computes on."""
+        return self._open.version
+
+    @property
+    def number(self) -> int:
+        """This worker's own count of begun batches, from 1."""
+        return self._open.number
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the policy has cancelled this batch: going on is wasted work."""
+        return self._open.cancelled
+
+    def push(self, key: Key, gradient: Any) -> None:
+        """Hand over one key's gradient (mean over the batch's samples); returns at once.
+
+        A plain function in both faces. The array is copied, so it may be changed as soon as this
+        returns.
+
+        Raises:
+            Cancelled: the batch no longer counts; the `with` block swallows it.
+            UnknownKey, KeyMismatch: not a key of the model, pushed twice, wrong shape or dtype.
+        """
+        state = self._open
+        state.check()
+        for bid, payload in state.packer.add(key, gradient):
+            self._feed(s.SendBlock(state.number, bid, payload))
+
+    @property
+    def outcome(self) -> str:
+        """How the batch stands.
+
+        "open" inside the block; then "pending", "committed", "cancelled" (the update happened
+        without it), "discarded" (a guard refused it) or "withdrawn" (an exception left the block).
+        """
+        if self._withdrawn:
+            return "withdrawn"
+        return "open" if self._fate is None else faces.outcome(self._fate)
+
+    def _check_unused(self) -> None:
+        if self._state is not None:
+            raise RuntimeError("a batch is used once; ask the worker for the next one")
+        self._ledger.raise_refused()
+
+    def _begin(self, grant: s.Grant) -> None:
+        self._state = self._running[grant.batch] = BatchState(grant, self._weight)
+        self._computing = Clock(self._ledger, "compute_s")
+
+    def _end(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
+        """Leave the block: return what finishes the batch, or None if an exception withdraws it."""
+        state = self._open
+        if self._computing is not None:
+            self._computing.stop()
+        self._running.pop(state.number, None)
+        if error is not None and not isinstance(error, Cancelled):
+            self._withdrawn = True
+            self._feed(s.Withdraw(state.number))
+            return None
+        if not state.cancelled:
+            for bid, payload in state.packer.rest():
+                self._feed(s.SendBlock(state.number, bid, payload))
+        skipped = state.packer.skipped()
+        return lambda token: s.Finish(token, state.number, state.weight, skipped)
