@@ -72,7 +72,7 @@ def instance_number() -> int:
 
 
 def broker_instance() -> int:
-    """Return a broker's instance number: milliseconds, then 21 random bits; a later one is higher."""
+    """Return a broker's instance number: milliseconds and 21 random bits; a later one is higher."""
     return (time.time_ns() // 1_000_000 << 21) | secrets.randbits(21)
 
 
@@ -105,6 +105,16 @@ def address_toward(peer: str) -> str:
         raise ConfigError(
             f"address {peer}: {host!r} cannot be resolved or reached: {error}"
         ) from error
+
+
+def is_own(address: str) -> bool:
+    """Return whether an address is one of this machine's own (traffic to it leaves from it)."""
+    host, _ = split_address(address)
+    try:
+        own = address_toward(address)
+        return any(own == info[4][0] for info in socket.getaddrinfo(host, None))
+    except (ConfigError, OSError):
+        return False
 
 
 def advertised(bound: str, peer: str, chosen: str | None) -> str:

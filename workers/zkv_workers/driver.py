@@ -13,10 +13,10 @@ import numpy as np
 import zmq
 
 from zkv.data_messages import decode_data, encode_data
-from zkv.errors import Closed, ProtocolError
+from zkv.errors import Closed, ConfigError, ProtocolError
 from zkv.wire import split_route
 from zkv_net import loop as net
-from zkv_net.sockets import FdSocket, connect, new_socket
+from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_address
 from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.session import Session
@@ -118,7 +118,19 @@ class Driver:
             socket = self._dial(broker_data)
             self._data = dict.fromkeys(servers, socket)
         else:
+            self._check_reachable(servers)
             self._data = {index: self._dial(address) for index, address in servers.items()}
+
+    def _check_reachable(self, servers: dict[int, str]) -> None:
+        """Fail at once, rather than wait, where a server told an address of its machine only."""
+        broker = self.session.config.broker
+        if is_loopback(split_address(broker)[0]) or net.is_own(broker):
+            return
+        for index, address in servers.items():
+            if is_loopback(split_address(address)[0]):
+                text = f"server {index} announced {address}, which only its own machine reaches: "
+                text += "start it with --bind tcp://0.0.0.0:PORT, or use route 'broker'"
+                self.session.fail(ConfigError(text))
 
     def _dial(self, address: str) -> FdSocket:
         socket = new_socket(self._context, zmq.DEALER, data=True)
