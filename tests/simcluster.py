@@ -257,6 +257,7 @@ class Sim:
         )
         self.routes[who] = route
         self._do_node(index, self.nodes[index].worker_says(message, payload, self.now))
+        self._do_node(index, self.nodes[index].turn_over(self.now))
 
     # --- workers -----------------------------------------------------------------------------
 

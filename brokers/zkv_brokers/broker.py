@@ -60,6 +60,7 @@ class Broker:
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
         self._control: FdSocket | None = None
         self._relay: Relay | None = None
+        self._received_now: list[r.Event] = []
         self._stopped = asyncio.Event()
 
     def start(self) -> None:
@@ -94,7 +95,7 @@ class Broker:
         self.router = r.Router(
             router_config, term=net.term_number(), instance=net.broker_instance()
         )
-        self._control = FdSocket(control, self._received)
+        self._control = FdSocket(control, self._received, turn_over=self._turn_over)
         self._relay = Relay(self._context, data)
 
     def _data_bind(self, bound: str) -> str:
@@ -105,15 +106,21 @@ class Broker:
 
     def _received(self, frames: list[zmq.Frame]) -> None:
         if len(frames) == 2:
-            self._handle(r.Received(frames[0].bytes, frames[1].bytes))
+            self._received_now.append(r.Received(frames[0].bytes, frames[1].bytes))
         else:
             log.warning("dropped a control message of %d frames", len(frames))
 
-    def _handle(self, event: r.Event) -> None:
+    def _turn_over(self) -> None:
+        """What came in during one turn of the loop is decided at once, and travels together."""
+        events, self._received_now = self._received_now, []
+        if events:
+            self._handle(events)
+
+    def _handle(self, events: list[r.Event]) -> None:
         assert self.router is not None
         assert self._control is not None
         assert self._relay is not None
-        for action in self.router.handle(event, asyncio.get_running_loop().time()):
+        for action in self.router.turn(events, asyncio.get_running_loop().time()):
             match action:
                 case r.Send(route, frame):
                     self._control.send([route, frame])
@@ -125,7 +132,7 @@ class Broker:
     async def serve(self) -> None:
         """Serve until `stop` is called."""
         while not self._stopped.is_set():
-            self._handle(r.Tick())
+            self._handle([r.Tick()])
             try:
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
             except TimeoutError:

@@ -193,7 +193,7 @@ class Group:
             self._settle(name, -1, CANCELLED, out)
             return
         arrival = self._arrival(name, number, grant)
-        arrival.finished, arrival.weight = True, weight
+        arrival.finished, arrival.grant, arrival.weight = True, grant, weight
         self._check(arrival, out)
 
     def held(

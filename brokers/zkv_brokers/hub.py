@@ -50,7 +50,7 @@ class Hub:
     def receive(self, route: bytes, frame: bytes) -> tuple[int, list[c.Message]]:
         """Take a frame in; return the peer (0: nobody) and its new messages, in order."""
         try:
-            packet = c.decode_messages(open_envelope(frame))
+            packet = c.decode_messages(open_envelope(frame), by_broker=True)
         except VersionMismatch as error:
             self.note("warning", f"refused a peer: {error}")
             refusal = c.Refusal(0, "VersionMismatch", str(error))
@@ -94,8 +94,9 @@ class Hub:
 
     def close(self, peer: int) -> None:
         """Forget a peer once it has everything that was sent to it."""
-        self._closing.add(peer)
-        self._busy.add(peer)
+        if peer in self._links:
+            self._closing.add(peer)
+            self._busy.add(peer)
 
     def is_closing(self, peer: int) -> bool:
         """Return whether a peer was let go."""

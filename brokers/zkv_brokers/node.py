@@ -16,6 +16,7 @@ from zkv.errors import BrokerLost, ClusterNotReady, VersionMismatch, ZkvError, f
 from zkv.link import Link
 from zkv.wire import open_envelope
 from zkv_brokers.grants import ToWorker
+from zkv_brokers.shard import Action as ShardAction
 from zkv_brokers.shard import Event, FromBroker, FromWorker, Reset, Shard, ToBroker
 
 
@@ -98,12 +99,18 @@ class Node:
         return self._flush(now)
 
     def worker_says(self, message: Data, payload: Array | None, now: float) -> list[Action]:
-        """Take a data message in.
+        """Take a data message in; `turn_over` then says what all of a turn led to.
 
         Raises:
             ProtocolError: it is not for servers.
         """
-        self._feed(FromWorker(message, payload), now)
+        self._carry(self.shard.take(FromWorker(message, payload), now))
+        out, self._out = self._out, []
+        return out
+
+    def turn_over(self, now: float) -> list[Action]:
+        """All data messages of a turn are in: receipts and reports go out."""
+        self._carry(self.shard.turn_over(now))
         return self._flush(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -161,7 +168,10 @@ class Node:
         self._feed(FromBroker(message), now)
 
     def _feed(self, event: Event, now: float) -> None:
-        for action in self.shard.handle(event, now):
+        self._carry(self.shard.handle(event, now))
+
+    def _carry(self, actions: list[ShardAction]) -> None:
+        for action in actions:
             if isinstance(action, ToBroker):
                 self._link.send(action.message)
             else:

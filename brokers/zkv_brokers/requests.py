@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from zkv import control as c
@@ -39,6 +40,20 @@ def check_owner(name: ContributionId, worker: Worker) -> None:
     """Check that a contribution is of the worker that speaks of it."""
     if name.incarnation != worker.incarnation:
         raise ProtocolError(f"{worker} spoke of a contribution of incarnation {name.incarnation}")
+
+
+def check_finish(group: Group, name: ContributionId, worker: Worker, grant: int) -> None:
+    """Check that a worker finishes a batch of its own, once, under a grant that is open for it."""
+    check_owner(name, worker)
+    if group.is_over(name.incarnation, grant):
+        return
+    done = {(a.number, a.grant) for a in group.arrivals.values() if a.finished}
+    known = group.arrivals.get(name)
+    again = (worker.number, grant) in done or (known is not None and known.finished)
+    if again or group._current.get(worker.number) != grant:
+        raise Refused(
+            f"{worker} finished batch {name.batch} under grant {grant}, which is not open for it"
+        )
 
 
 def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> None:
@@ -168,6 +183,18 @@ def why_waiting(router: Router, worker: Worker) -> str:
         if reason:
             return reason
     return ""
+
+
+def explain(router: Router, outside: Iterable[int], told: dict[int, str]) -> None:
+    """Tell those who wait why: newcomers (peers) always, members when the reason has changed."""
+    missing = reasons.servers_missing(router.members, router.config.address)
+    for peer in outside:
+        router.hub.send(peer, c.Waiting(missing))
+    for worker in router.members.training():
+        reason = why_waiting(router, worker)
+        if reason != told.get(worker.incarnation, ""):
+            told[worker.incarnation] = reason
+            router.hub.send(worker.peer, c.Waiting(reason[:4000]))
 
 
 def status(router: Router) -> dict[str, Any]:

@@ -7,6 +7,7 @@ of its own; it writes the one ordered log. It must not know sockets, clocks, fil
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zkv import control as c
@@ -15,7 +16,7 @@ from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.policy import SyncPolicy
 from zkv.wire import MODEL, SEEDS
-from zkv_brokers import reasons, requests
+from zkv_brokers import requests
 from zkv_brokers.catalog import Catalog, Pending
 from zkv_brokers.config import RouterConfig as RouterConfig
 from zkv_brokers.group import Decisions, Group, Pins
@@ -91,8 +92,17 @@ class Router:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and return what to do, in order."""
+        return self.turn([event], now)
+
+    def turn(self, events: Sequence[Event], now: float) -> list[Action]:
+        """Take all events of a turn of the loop in: what they decide travels together (rule 1)."""
         self.hub.now = now
         out = Decisions(len(self.log))
+        for event in events:
+            self._one(event, now, out)
+        return self._flush(out)
+
+    def _one(self, event: Event, now: float, out: Decisions) -> None:
         match event:
             case Received(route, frame):
                 peer, messages = self.hub.receive(route, frame)
@@ -103,7 +113,6 @@ class Router:
                         self._refuse(peer, getattr(message, "token", 0), error)
             case Tick():
                 self._tick(now, out)
-        return self._flush(out)
 
     def _flush(self, out: Decisions) -> list[Action]:
         self.log.extend(out.entries)
@@ -126,13 +135,16 @@ class Router:
     def _refuse(self, peer: int, token: int, error: Exception) -> None:
         who = self.members.by_peer.get(peer, "a newcomer")
         self.hub.note("warning", f"refused a request of {who}: {error}")
-        self.hub.send(peer, c.Refusal(token, code_of(error), str(error)[:4000]))
+        if token or not isinstance(who, Server):  # A server passes on what some worker has sent.
+            self.hub.send(peer, c.Refusal(token, code_of(error), str(error)[:4000]))
 
     # --- messages ----------------------------------------------------------------------------
 
     def _take(self, peer: int, message: c.Message, out: Decisions) -> None:
         who = self.members.by_peer.get(peer)
         match message:
+            case c.WorkerHello() | c.ServerHello() if who is not None:
+                pass  # Said twice: a process is one member.
             case c.WorkerHello():
                 self._hello_worker(peer, message, out)
             case c.ServerHello():
@@ -177,12 +189,11 @@ class Router:
             self.groups.welcome(admitted, out)
 
     def _hello_server(self, peer: int, hello: c.ServerHello, out: Decisions) -> None:
-        if hello.started:
+        if hello.started and not self.members.complete:
             self._fail(
                 "BrokerLost",
                 f"server {hello.name!r} at {hello.address} holds a model of an earlier broker, "
-                f"whose log is lost; "
-                "stop all processes and start the run again",
+                "whose log is lost; stop all processes and start the run again",
             )
             self.hub.send(peer, self.failed or c.Bye(""))
             return
@@ -214,7 +225,7 @@ class Router:
                 # `Regrouped` is the answer; a reply would end the push that asked, unsettled.
                 self.groups.make_plain(self.layout.kid(key), out)
             case c.Finish(contribution=name, grant=grant, weight=weight):
-                requests.check_owner(name, worker)
+                requests.check_finish(self.groups[name.group], name, worker, grant)
                 self.groups[name.group].finish(name, worker.number, grant, weight, out)
                 self._settle_leavers(out)
             case c.Withdraw(contribution=name, grant=grant):
@@ -371,18 +382,7 @@ class Router:
             self._next_beat = now + self.config.beat_s
             for peer in self.hub.peers():
                 self.hub.send(peer, c.Beat(now))
-            self._explain()
-
-    def _explain(self) -> None:
-        """Tell those who wait why, whenever the reason has changed."""
-        missing = reasons.servers_missing(self.members, self.config.address)
-        for peer in self._queued_hellos:
-            self.hub.send(peer, c.Waiting(missing))
-        for worker in self.members.training():
-            reason = requests.why_waiting(self, worker)
-            if reason != self._told.get(worker.incarnation, ""):
-                self._told[worker.incarnation] = reason
-                self.hub.send(worker.peer, c.Waiting(reason[:4000]))
+            requests.explain(self, self._queued_hellos, self._told)
 
     # --- settings ----------------------------------------------------------------------------
 

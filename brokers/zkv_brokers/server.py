@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from zkv.data_messages import Data, Done, Push, decode_data, encode_data
+from zkv.data_messages import Data, Done, Greet, Push, decode_data, encode_data
 from zkv.errors import ProtocolError
 from zkv.wire import split_route
 from zkv_brokers.grants import ToWorker
@@ -104,7 +104,7 @@ class Server:
             broker_lost_s=config.broker_lost_s,
         )
         self.node = Node(node_config, instance=net.instance_number(), now=self._now())
-        self._data = FdSocket(data, self._from_worker)
+        self._data = FdSocket(data, self._from_worker, turn_over=self._turn_over)
         self._control = FdSocket(control, self._from_broker)
         self._carry_out(self.node.tick(self._now()))
 
@@ -126,10 +126,23 @@ class Server:
             route, rest = split_route(frames)
             payload = None if len(rest) == 1 else np.frombuffer(rest[1].buffer, dtype=np.uint8)
             message = decode_data(rest[0].buffer, None if payload is None else payload.nbytes)
-            self._routes[sender(message)] = [frame.bytes for frame in route]
+            if not self._is_known(message, [frame.bytes for frame in route]):
+                log.warning("dropped a %s that came over another route", type(message).__name__)
+                return
             self._carry_out(self.node.worker_says(message, payload, self._now()))
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
+
+    def _is_known(self, message: Data, route: list[bytes]) -> bool:
+        """Whether the message came over the route on which its worker has greeted."""
+        if isinstance(message, Greet):
+            self._routes[message.incarnation] = route
+            return True
+        return self._routes.get(sender(message)) == route
+
+    def _turn_over(self) -> None:
+        if self.node is not None:
+            self._carry_out(self.node.turn_over(self._now()))
 
     def _carry_out(self, actions: list[Action]) -> None:
         assert self._control is not None

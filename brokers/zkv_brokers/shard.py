@@ -87,11 +87,20 @@ class Shard:
         self._inits: dict[int, c.Init] = {}
         self._seed_bids: dict[int, frozenset[int]] = {}
         self._groups: set[int] = set()
+        self._acks: dict[int, list[tuple[ContributionId, int]]] = {}
         self._held: list[tuple[ContributionId, int]] = []
         self._parked = _Parked()
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event in and return what to send, in order."""
+        """Take one event in and return what to send, in order.
+
+        Raises:
+            ProtocolError: it is not for servers, or not the next entry of the log.
+        """
+        return self.take(event, now) + self.turn_over(now)
+
+    def take(self, event: Event, now: float) -> list[Action]:
+        """Take one event in, and keep receipts and reports back for `turn_over`."""
         out: list[Action] = []
         match event:
             case FromBroker(message):
@@ -100,6 +109,14 @@ class Shard:
                 self._from_worker(message, payload, out, now)
             case Reset():
                 self.__init__(window_bytes=self.grants.window_bytes)  # type: ignore[misc]
+        return out
+
+    def turn_over(self, now: float) -> list[Action]:
+        """Return what goes out once for all events of a turn of the loop."""
+        out: list[Action] = []
+        for incarnation, items in self._acks.items():
+            out.append(ToWorker(incarnation, d.Ack(self.number, incarnation, items), None))
+        self._acks.clear()
         if self._held:
             out.append(ToBroker(c.Held(self._held)))
             self._held = []
@@ -271,16 +288,13 @@ class Shard:
             with suppress(ProtocolError):
                 self._from_worker(event.message, event.payload, out, 0.0)
 
-    def _ack(self, contribution: ContributionId, bid: int, out: list[Action]) -> None:
-        incarnation = contribution.incarnation
-        out.append(
-            ToWorker(incarnation, d.Ack(self.number, incarnation, [(contribution, bid)]), None)
-        )
+    def _ack(self, contribution: ContributionId, bid: int) -> None:
+        self._acks.setdefault(contribution.incarnation, []).append((contribution, bid))
 
     def _push(self, message: d.Push, payload: Array, out: list[Action]) -> None:
         name = message.contribution
         if self.contributions.is_settled(name, message.grant):
-            self._ack(name, message.bid, out)
+            self._ack(name, message.bid)
             return
         held = self._open(name, message.grant)
         done = held.bids is not None and message.bid not in held.bids
@@ -292,7 +306,7 @@ class Shard:
                 self._void(name, held, problem, out)
             else:
                 held.payloads[message.bid] = aligned(payload).view(self.layout.dtype(block).stored)
-        self._ack(name, message.bid, out)
+        self._ack(name, message.bid)
         self._report_if_held(name, held)
 
     def _done(self, message: d.Done, out: list[Action]) -> None:
@@ -308,7 +322,7 @@ class Shard:
                 held.bids = self._bids(name, message)
                 held.skipped = frozenset(message.skipped)
             self._report_if_held(name, held)
-        self._ack(name, -1, out)
+        self._ack(name, -1)
 
     def _open(self, name: ContributionId, grant: int) -> Open:
         """Return the open contribution, if it is to something that is here to contribute to."""

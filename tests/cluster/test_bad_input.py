@@ -16,9 +16,9 @@ from crew import all_begun, crew, end, ones, version, work, zeros
 from harness import Cluster, cluster, until
 
 from zkv import control as c
+from zkv.aio import AsyncWorker, connect
 from zkv.data_messages import Done, Greet, Push, encode_data
 from zkv.errors import (
-    BrokerLost,
     ConfigError,
     KeyMismatch,
     NameInUse,
@@ -34,6 +34,11 @@ from zkv_brokers.server import Server, ServerConfig
 
 SGD = "sgd:lr=1"
 PARAMS = {"w": zeros(4), 7: zeros(2)}
+
+
+def zkv_connect(address: str, **options: Any) -> AsyncWorker:
+    """Return a worker that is soon out of patience."""
+    return connect(address, connect_timeout_s=5.0, wait_timeout_s=5.0, **options)
 
 
 async def still_trains(made: Cluster, workers: list[Any]) -> None:
@@ -367,12 +372,6 @@ async def test_a_broker_of_another_version_ends_who_has_dialled_it(role: str) ->
             server.close()
 
 
-def zkv_connect(address: str, **options: Any) -> Any:
-    from zkv.aio import connect
-
-    return connect(address, connect_timeout_s=5.0, wait_timeout_s=5.0, **options)
-
-
 # --- addresses, names, ranks, budgets ------------------------------------------------------------
 
 
@@ -475,10 +474,3 @@ async def test_a_live_setting_that_does_not_exist() -> None:
             with pytest.raises(Refused, match=words):
                 await workers[0].set(**{setting: value})
         await still_trains(made, workers)
-
-
-async def test_nothing_that_was_refused_is_told_as_lost() -> None:
-    """The classes say who is to blame; a caller's mistake is never a `Lost`."""
-    assert not issubclass(Refused, BrokerLost)
-    assert issubclass(KeyMismatch, Refused)
-    assert issubclass(ConfigError, ValueError)

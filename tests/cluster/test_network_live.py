@@ -134,7 +134,7 @@ async def test_a_wrong_advertised_address_is_in_the_message() -> None:
     async with cluster(1, optimizer=SGD, server_options={"advertise": "127.0.0.9"}) as made:
         (server,) = made.servers
         assert server.address.startswith("tcp://127.0.0.9:")
-        async with made.worker(0, wait_timeout_s=0.7, resend_s=0.1) as worker:
+        async with made.worker(0, wait_timeout_s=0.7) as worker:
             with pytest.raises(ZkvError) as raised:
                 await worker.init({"w": zeros()})
             assert server.address in str(raised.value)

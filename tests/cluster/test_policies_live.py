@@ -239,7 +239,9 @@ async def test_plain_pushes_follow_the_policy(policy: str) -> None:
     """A key that is pushed by itself has a version of its own, under the same policy."""
     pushes = {"asp": [1], "k-asp:2": [1, 2], "k-bsp:2": [1, 2], "bsp": [1, 2, 3]}[policy]
     async with cluster(2, policy_text=policy) as made, crew(made, 3) as workers:
-        outcomes = [worker.push("w", n * ones()) for worker, n in zip(workers, pushes, strict=False)]
+        outcomes = [
+            worker.push("w", n * ones()) for worker, n in zip(workers, pushes, strict=False)
+        ]
         async with asyncio.timeout(5):
             assert [await one for one in outcomes] == ["committed"] * len(pushes)
         # Pushed together they are added, and the sum replaces the value.

@@ -82,9 +82,15 @@ class Driver:
 
     def feed(self, event: s.Input) -> None:
         """Give the session an input and carry out what it says."""
+        if not self._closed:
+            self.session.take(event, self._loop.time())
+            self.flush()
+
+    def flush(self) -> None:
+        """Carry out what the inputs of this turn led to."""
         if self._closed:
             return
-        for action in self.session.handle(event, self._loop.time()):
+        for action in self.session.turn_over(self._loop.time()):
             match action:
                 case s.SendControl(frame):
                     self._control.send([frame])
@@ -135,7 +141,7 @@ class Driver:
     def _dial(self, address: str) -> FdSocket:
         socket = new_socket(self._context, zmq.DEALER, data=True)
         connect(socket, address)
-        return FdSocket(socket, self._from_server)
+        return FdSocket(socket, self._from_server, turn_over=self.flush)
 
     def _send_data(self, server: int, header: bytes, payload: Any) -> None:
         socket = self._data.get(server)
@@ -159,7 +165,8 @@ class Driver:
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
             return
-        self.feed(s.FromServer(message, payload))
+        if not self._closed:
+            self.session.take(s.FromServer(message, payload), self._loop.time())
 
     def _tick(self) -> None:
         if not self._closed:

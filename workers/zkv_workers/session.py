@@ -55,6 +55,11 @@ class Session:
 
     def handle(self, event: s.Input, now: float) -> list[s.Output]:
         """Take one input and return what to do, in order."""
+        self.take(event, now)
+        return self.turn_over(now)
+
+    def take(self, event: s.Input, now: float) -> None:
+        """Take one input, and keep what it leads to for `turn_over`."""
         self.now = now
         if self.broken is None:
             try:
@@ -63,6 +68,10 @@ class Session:
                 self._caller_failed(event, error)
         elif token := getattr(event, "token", 0):
             self._out.append(s.Fail(token, self.broken))
+
+    def turn_over(self, now: float) -> list[s.Output]:
+        """Return what all inputs of a turn of the loop led to; receipts go out once for all."""
+        self._out += self.downloads.receipts()
         self._out += [s.SendControl(encode_packet(packet)) for packet in self._link.outgoing(now)]
         self._out += self.uploads.ready(now)
         out, self._out = self._out, []
@@ -183,21 +192,17 @@ class Session:
                 return
 
     def _broker_changed(self) -> None:
-        broker = self.config.broker
+        broker = f"the broker at {self.config.broker}"
         if self.made.started:
-            text = f"the broker at {broker} was restarted and its log is lost; "
-            self.fail(errors.BrokerLost(f"{text}stop all processes and start the run again"))
+            text = "was restarted and its log is lost; stop all processes and start the run again"
+            self.fail(errors.BrokerLost(f"{broker} {text}"))
             return
-        self._out.append(
-            s.Narrate("warning", f"the broker at {broker} is a new one; joining again")
-        )
+        self._out.append(s.Narrate("warning", f"{broker} is a new one; joining again"))
         for token in self.made.restart():
-            self._refused(
-                token, errors.BrokerLost(f"the broker at {broker} is a new one; push again")
-            )
+            self._refused(token, errors.BrokerLost(f"{broker} is a new one; push again"))
         self.downloads.clear()
         self.layout.clear()
-        self.member = None
+        self.member, self.requests.initialised = None, False
         self._hello()
         self._rejoining = True
 
@@ -287,7 +292,10 @@ class Session:
         if not message.seed or self.member is None:
             return
         keys = {entry.spec.key for entry in message.keys}
-        offer = next(o for o in self._offers.values() if {spec.key for spec in o.specs} == keys)
+        offers = [o for o in self._offers.values() if {spec.key for spec in o.specs} == keys]
+        if not offers:
+            raise ProtocolError(f"the broker wants values of {keys}, which were not offered")
+        offer = offers[0]
         self.uploads.seed(self.made.name(SEEDS, message.init), message, offer.values)
 
     def _refused(self, token: int, error: ZkvError) -> None:
@@ -327,8 +335,6 @@ class Session:
             case d.Ack():
                 self.uploads.acknowledged(message, self.now)
             case d.Block() if payload is not None:
-                got = d.Got(message.incarnation, message.group, message.grant, [message.bid])
-                self._out.append(s.SendData(message.server, got, None))
                 self._arrived(self.downloads.take(message, payload, self.now))
             case d.Fenced(reason=reason):
                 # Who leaves is no member any more when a frame of its is repeated: no news.

@@ -143,7 +143,16 @@ class Downloads:
         self._open: dict[tuple[int, int], Assembly] = {}
         self._early: dict[tuple[int, int], dict[int, tuple[d.Block, Array]]] = {}
         self._over: deque[tuple[int, int]] = deque(maxlen=OVER_MAX)
+        self._got: dict[tuple[int, int, int, int], list[int]] = {}
         self.bytes_received = 0
+
+    def receipts(self) -> list[SendData]:
+        """Return one receipt for each server and grant: their blocks have arrived since."""
+        got, self._got = self._got, {}
+        return [
+            SendData(server, d.Got(incarnation, group, grant, bids), None)
+            for (server, incarnation, group, grant), bids in got.items()
+        ]
 
     def expect(self, granted: c.Granted, blocks: Iterable[BlockSpec], now: float) -> Assembly:
         """Wait for these blocks; those that came before the grant are taken in at once."""
@@ -164,6 +173,8 @@ class Downloads:
     def take(self, message: d.Block, payload: Array, now: float) -> Assembly | None:
         """Take a block in; return its grant if that completes it."""
         name = (message.group, message.grant)
+        receipt = (message.server, message.incarnation, *name)
+        self._got.setdefault(receipt, []).append(message.bid)
         self.bytes_received += payload.nbytes
         assembly = self._open.get(name)
         if assembly is None:
