@@ -1,4 +1,4 @@
-"""Workers for tests that decide themselves who computes when: joined, initialised, driven one by one.
+"""Workers for tests that decide themselves who computes when: joined and driven one by one.
 
 It knows the worker's face and the harness; it must not know messages or machines.
 """

@@ -1,7 +1,7 @@
 """A whole cluster in one event loop, over real sockets on loopback: for tests that await events.
 
-Broker, servers and workers are the project's own drivers; only the processes are missing. Faults that
-need a process to die are tested with real processes (marker `cluster`).
+Broker, servers and workers are the project's own drivers; only the processes are missing. Faults
+that need a process to die are tested with real processes (marker `cluster`).
 """
 
 from __future__ import annotations

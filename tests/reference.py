@@ -1,4 +1,4 @@
-"""Training in one process, with the project's own sums and rules: what a cluster must equal bit for bit.
+"""Training in one process, with the project's own sums and rules: what a cluster must equal.
 
 It knows arrays and optimizers; it must not know brokers, servers, sockets or event loops.
 """

@@ -1,7 +1,7 @@
 """The simulated cluster: the real router, nodes and sessions in one thread, under a virtual clock.
 
-A seed decides everything: delays, losses, duplicates, order, who crashes when. Faults are options, so
-that each run can draw its own. A gradient is a one-hot token beside random numbers, so that a
+A seed decides everything: delays, losses, duplicates, order, who crashes when. Faults are options,
+so that each run can draw its own. A gradient is a one-hot token beside random numbers, so that a
 contribution that is lost, applied twice, or torn between servers is seen exactly.
 """
 
@@ -164,14 +164,16 @@ class Sim:
 
     def run(self) -> Sim:
         while self.ended < self.options.workers:
-            assert self.events and self.now < self.options.until_s, self.story()
+            assert self.events, self.story()
+            assert self.now < self.options.until_s, self.story()
             self.now, _, action = heapq.heappop(self.events)
             action()
         return self
 
     def story(self) -> str:
         waits = [w.session.requests.reason for w in self.workers.values()]
-        return f"seed {self.seed}, {self.options}: stuck at {self.now:.2f} s; reasons {waits}; {self.notes[-20:]}"
+        what = f"seed {self.seed}, {self.options}: stuck at {self.now:.2f} s"
+        return f"{what}; reasons {waits}; {self.notes[-20:]}"
 
     # --- the broker --------------------------------------------------------------------------
 
@@ -342,7 +344,8 @@ class Sim:
         self.feed(route, worker, wanted(worker.waiting))
 
     def _crash(self) -> None:
-        """Kill one worker (its memory is gone); it may come back under a new name and incarnation."""
+        """Kill one worker (its memory is gone); it may come back under a new name and
+        incarnation."""
         living = [(route, w) for route, w in self.workers.items() if w.alive]
         if len(living) < 2:
             return
@@ -525,7 +528,8 @@ class Sim:
         """Let the servers catch up with the log (losses are repaired by resends)."""
         deadline = self.now + 60.0
         while any(node.shard.index < len(self.router.log) for node in self.nodes):
-            assert self.events and self.now < deadline, f"a server never caught up; {self.story()}"
+            assert self.events, self.story()
+            assert self.now < deadline, f"a server never caught up; {self.story()}"
             self.now, _, action = heapq.heappop(self.events)
             action()
 

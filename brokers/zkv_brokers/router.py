@@ -219,6 +219,7 @@ class Router:
             case c.Offer():
                 self._offer(worker, message, out)
             case c.Begin():
+                worker.barrier_token = 0  # It has given its barrier up (interrupt, time-out).
                 self.groups.begun.add(worker.incarnation)
                 self._begin(out)
             case c.Plain(key=key):

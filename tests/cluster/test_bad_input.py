@@ -140,13 +140,16 @@ async def test_a_bad_init_is_refused(params: Any, error: type[Exception], words:
 
 async def test_two_workers_that_differ_from_the_start() -> None:
     """The first one's keys count; the other is told the key and both shapes, and may try again."""
-    async with cluster(2, optimizer=SGD) as made:
-        async with made.worker(0, world=2) as first, made.worker(1, world=2) as second:
-            await first.init({"w": zeros(4)})
-            with pytest.raises(KeyMismatch, match=r"'w'.*\(4,\).*\(5,\)"):
-                await second.init({"w": zeros(5)})
-            await second.init({"w": ones(4)})
-            await still_trains(made, [first, second])
+    async with (
+        cluster(2, optimizer=SGD) as made,
+        made.worker(0, world=2) as first,
+        made.worker(1, world=2) as second,
+    ):
+        await first.init({"w": zeros(4)})
+        with pytest.raises(KeyMismatch, match=r"'w'.*\(4,\).*\(5,\)"):
+            await second.init({"w": zeros(5)})
+        await second.init({"w": ones(4)})
+        await still_trains(made, [first, second])
 
 
 @pytest.mark.parametrize("rule", ["sgdd", "sgd:lr=fast", "adam:lr=-1"])
@@ -169,7 +172,7 @@ async def test_a_bad_weight_is_refused(weight: float) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 async def test_not_a_number_is_refused_and_stalls_nobody(bad: float) -> None:
-    """Worker 1's contribution is void on every server; the round goes on with the others' weights."""
+    """Worker 1's contribution is void on every server; the round goes on with the others."""
     async with cluster(2, optimizer=SGD) as made, crew(made, 3, PARAMS) as workers:
         batches = await all_begun(workers)
         for batch in batches:

@@ -283,6 +283,12 @@ async def another_broker(made: Cluster) -> AsyncIterator[Broker]:
         broker.close()
 
 
+async def asks_for_ever(worker: AsyncWorker) -> None:
+    """Ask until an answer is an error."""
+    while True:
+        await worker.status()
+
+
 def test_terms_rise_from_one_broker_to_the_next() -> None:
     first = term_number()
     assert first > 10**12, "finer than seconds: a broker may be back within one"
@@ -291,7 +297,7 @@ def test_terms_rise_from_one_broker_to_the_next() -> None:
 
 @pytest.mark.parametrize("when", ["joined", "initialised", "initialising"])
 async def test_the_broker_may_restart_before_the_first_grant(when: str) -> None:
-    """Servers and workers announce themselves to the new one; what was said before is said again."""
+    """Servers and workers announce themselves again; what was said before is said again."""
     async with cluster(2, optimizer=SGD) as made:
         workers = [made.worker(rank, world=2, wait_timeout_s=8.0) for rank in range(2)]
         await asyncio.gather(*(worker.connect() for worker in workers))
@@ -317,15 +323,14 @@ async def test_the_broker_may_restart_before_the_first_grant(when: str) -> None:
 
 
 async def test_a_broker_that_lost_its_log_ends_the_run() -> None:
-    """After the first grant nobody may go on as if nothing had happened; all are told the address."""
+    """After the first grant nobody may go on as if nothing had happened; all are told where."""
     async with cluster(2, optimizer=SGD) as made, crew(made, 2) as workers:
         batches = await asyncio.gather(*(work(worker) for worker in workers))
         assert await batches[0].wait() == "committed"
         async with another_broker(made):
             for worker in workers:
                 with pytest.raises(BrokerLost, match=made.address):
-                    while True:
-                        await worker.status()
+                    await asks_for_ever(worker)
             for task in made.tasks[1:]:
                 with pytest.raises(BrokerLost):
                     await task
@@ -369,8 +374,7 @@ async def test_a_server_that_is_silent_is_named_too() -> None:
     ):
         made.servers[1].close()
         with pytest.raises(ServerLost) as raised:
-            while True:
-                await workers[0].status()
+            await asks_for_ever(workers[0])
         assert made.servers[1].address in str(raised.value)
 
 

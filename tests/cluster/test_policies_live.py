@@ -1,4 +1,4 @@
-"""The seven policies over real sockets. Who finishes when is decided by the tests, never by time."""
+"""The seven policies over real sockets. The tests decide who finishes when; time never does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_one_worker_and_one_server(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_three_workers_that_run_freely_all_come_to_their_end(policy: str) -> None:
-    """Whatever the order in which they happen to finish: every batch has one fate, sums are exact."""
+    """Whatever the order in which they finish: every batch has a fate, and all updates are made."""
 
     async def body(worker: AsyncWorker) -> list[str]:
         await worker.init({"w": zeros()})
@@ -175,7 +175,7 @@ async def test_half_of_a_cancelled_batch_is_in_no_sum() -> None:
 
 
 async def test_k_batch_bsp_lets_a_fast_worker_go_on() -> None:
-    """Two batches on one model make the update, also two of one worker; all others are cancelled."""
+    """Two batches on one model make the update, also of one worker; all others are cancelled."""
     policy = "k-batch-bsp:2"
     async with cluster(2, policy_text=policy, optimizer=SGD) as made, crew(made, 3) as workers:
         first, *others = await all_begun(workers)

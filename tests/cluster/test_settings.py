@@ -1,4 +1,4 @@
-"""Settings over real sockets: rates, schedules, rules, clipping, credits, budgets, initial values."""
+"""Settings over real sockets: rates, rules, clipping, credits, budgets, initial values."""
 
 from __future__ import annotations
 

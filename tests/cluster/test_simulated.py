@@ -1,4 +1,5 @@
-"""The simulated cluster under many seeds, and broken variants of the protocol that it must catch."""
+"""The simulated cluster under many seeds, and broken variants of the protocol that it must
+catch."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def drawn(seed: int, **fixed: Any) -> Options:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_without_faults_every_batch_is_settled_and_the_bits_are_those_of_a_replay(policy: str) -> None:
+def test_without_faults_every_batch_is_settled_and_the_bits_are_those_of_a_replay(
+    policy: str,
+) -> None:
     for seed in range(3):
         sim = simulate(seed, Options(policy=policy))
         applied = sum(len(commit.counted) for commit in sim.commits())
@@ -104,7 +107,9 @@ def _first_holder_is_enough(patch: pytest.MonkeyPatch) -> None:
 
 def _pins_are_ignored(patch: pytest.MonkeyPatch) -> None:
     """A commit writes into blocks that somebody still has to receive (rule 3)."""
-    patch.setattr(st.Pinned, "pins", property(lambda self: 0, lambda self, value: None), raising=False)
+    patch.setattr(
+        st.Pinned, "pins", property(lambda self: 0, lambda self, value: None), raising=False
+    )
 
 
 def _links_do_not_drop_repeats(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crew import POLICIES, all_begun, crew, end, model, ones, version, work, zeros
-from harness import cluster
+from harness import cluster, until
 
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
@@ -92,7 +92,7 @@ async def test_a_batch_in_which_nothing_is_pushed_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("policy", ["bsp", "ssp:1", "k-bsp:2", "k-batch-bsp:2", "k-asp:2"])
 async def test_workers_with_different_numbers_of_batches(policy: str) -> None:
-    """D20: worker 0 does 10 batches and leaves, worker 1 does 11; k and the slowest clock follow."""
+    """D20: worker 0 does 10 batches and leaves, worker 1 does 11; k and the clocks follow."""
 
     async def body(worker: AsyncWorker) -> str:
         await worker.init({"w": zeros()})
@@ -132,6 +132,7 @@ async def test_a_joiner_starts_with_the_next_update() -> None:
             await late.init({"w": 7 * ones()})
             np.testing.assert_array_equal(await late.pull("w"), zeros())
             joining = asyncio.ensure_future(work(late))
+            await until(lambda: 2 in model(made).sync.live, what="that worker 2 has asked")
             for batch in batches:
                 await end(batch, ones())
             assert await batches[0].wait() == "committed"
@@ -183,11 +184,16 @@ async def test_an_exception_inside_the_block_withdraws_the_batch(policy: str) ->
         crew(made, 1, params) as workers,
     ):
         (worker,) = workers
-        with pytest.raises(ZeroDivisionError):
-            async with worker.batch() as broken:
+        broken = worker.batch()
+
+        async def fails() -> None:
+            async with broken:
                 broken.push("a", 100 * ones(100_000))
                 broken.push("b", 100 * ones())
                 _ = 1 / 0
+
+        with pytest.raises(ZeroDivisionError):
+            await fails()
         assert (broken.outcome, broken.version) == ("withdrawn", 0)
         async with worker.batch() as batch:
             assert batch.version == 0

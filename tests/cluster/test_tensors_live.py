@@ -50,7 +50,7 @@ async def test_arrays_without_elements_keep_shape_and_dtype(shape: tuple[int, ..
 
 
 async def test_strided_input_gives_the_same_numbers() -> None:
-    """D06: transposed, reversed, sliced, Fortran-ordered, broadcast, and of the other byte order."""
+    """D06: transposed, reversed, sliced, Fortran-ordered, broadcast, of the other byte order."""
     a = np.arange(24, dtype=np.float32).reshape(4, 6)
     before = a.copy()
     views = {

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from zkv.dtypes import Array
-from zkv.errors import Closed
+from zkv.errors import Closed, WaitTimeout
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
@@ -25,9 +25,22 @@ class AsyncBatch(AnyBatch):
         super().__init__(weight, worker._ledger, worker._batches, worker._driver.feed)
         self._worker = worker
 
-    async def wait(self) -> str:
-        """Wait until the batch is settled and return its outcome."""
+    async def wait(self, timeout_s: float | None = None) -> str:
+        """Wait until the batch is settled and return its outcome.
+
+        Raises:
+            WaitTimeout: it is not settled within `timeout_s` (None: the worker's
+                `wait_timeout_s`); the batch may still count later.
+        """
         if self._fate is not None:
+            patience = self._worker._config.wait_timeout_s if timeout_s is None else timeout_s
+            done, _ = await asyncio.wait({self._fate}, timeout=patience)
+            if not done:
+                reason = self._worker._driver.session.requests.reason
+                raise WaitTimeout(
+                    f"the fate of batch {self.number} did not come within {patience:g} s"
+                    + (f": {reason}" if reason else "")
+                )
             await asyncio.shield(self._fate)
         return self.outcome
 

@@ -38,10 +38,12 @@ class Batch(AnyBatch):
         """Wait until the batch is settled and return its outcome.
 
         Raises:
-            WaitTimeout: it is not settled within `timeout_s`.
+            WaitTimeout: it is not settled within `timeout_s` (None: the worker's
+                `wait_timeout_s`); the batch may still count later.
         """
         if self._fate is not None:
-            result_of(self._fate, timeout_s, f"the fate of batch {self.number}")
+            patience = self._worker._config.wait_timeout_s if timeout_s is None else timeout_s
+            result_of(self._fate, patience, f"the fate of batch {self.number}")
         return self.outcome
 
     def __enter__(self) -> Batch:
