@@ -17,7 +17,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from zkv.control import Message, Packet
-from zkv.wire import MESSAGES_PER_PACKET_MAX
+from zkv.window import SLOWEST_BYTES_PER_S
+from zkv.wire import CONTROL_BYTES_MAX, MESSAGES_PER_PACKET_MAX, encode
+
+PACKET_BYTES_MAX = CONTROL_BYTES_MAX // 2
+"""The messages of one packet: half of what a frame may have, as its outer part counts too."""
+PATIENCE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Link:
 
     def _fresh(self) -> None:
         self._unacked: deque[Message] = deque()
+        self._sizes: deque[int] = deque()
         self._first_unacked = 1
         self._sent_up_to = 0
         self._expected = 1
@@ -61,8 +67,20 @@ class Link:
         return not self._unacked
 
     def send(self, message: Message) -> None:
-        """Queue a message; `outgoing` gives the packets to put on the wire."""
+        """Queue a message; `outgoing` gives the packets to put on the wire.
+
+        Raises:
+            ValueError: it is too large for a packet.
+        """
+        size = len(encode(message))
+        if size > PACKET_BYTES_MAX:
+            name = type(message).__name__
+            raise ValueError(
+                f"a {name} of {size} bytes does not fit into a packet of {PACKET_BYTES_MAX}; "
+                "initialise fewer keys in one call"
+            )
         self._unacked.append(message)
+        self._sizes.append(size)
 
     def receive(self, packet: Packet, now: float) -> tuple[PeerChanged | None, list[Message]]:
         """Take a packet in; return a change of the peer, if any, and the new messages in order."""
@@ -94,12 +112,15 @@ class Link:
             and self._first_unacked <= self._sent_up_to
         ):
             self._unacked.popleft()
+            self._sizes.popleft()
             self._first_unacked += 1
             progressed = True
         if progressed:
             self._resend_s = self._resend_first_s
             self._resend_at = (
-                now + self._resend_s if self._sent_up_to >= self._first_unacked else None
+                now + self._resend_s + self._patience_s()
+                if self._sent_up_to >= self._first_unacked
+                else None
             )
 
     def _take(self, packet: Packet) -> list[Message]:
@@ -119,19 +140,33 @@ class Link:
             self._sent_up_to = self._first_unacked - 1
             self._resend_s = min(self._resend_s * 2, 8 * self._resend_first_s)
             self._resend_at = None
-        start = self._sent_up_to + 1 - self._first_unacked
-        fresh = [self._unacked[at] for at in range(start, len(self._unacked))]
         packets = []
-        for at in range(0, len(fresh), MESSAGES_PER_PACKET_MAX):
-            part = fresh[at : at + MESSAGES_PER_PACKET_MAX]
+        while part := self._next_part():
             packets.append(self._packet(self._sent_up_to + 1, part))
             self._sent_up_to += len(part)
         if packets and self._resend_at is None:
-            self._resend_at = now + self._resend_s
+            # What a slow link may take for all of it is no reason to send it again.
+            self._resend_at = now + self._resend_s + self._patience_s()
         if not packets and self._ack_due:
             packets.append(self._packet(self._sent_up_to + 1, []))
         self._ack_due = False
         return packets
+
+    def _patience_s(self) -> float:
+        """What a slow link may take for more than a handful of bytes, in seconds."""
+        return max(0, sum(self._sizes) - PATIENCE_BYTES) / SLOWEST_BYTES_PER_S
+
+    def _next_part(self) -> list[Message]:
+        """Return the next unsent messages that fit into one packet."""
+        start = self._sent_up_to + 1 - self._first_unacked
+        size = 0
+        part: list[Message] = []
+        for at in range(start, len(self._unacked)):
+            size += self._sizes[at]
+            if part and (size > PACKET_BYTES_MAX or len(part) == MESSAGES_PER_PACKET_MAX):
+                break
+            part.append(self._unacked[at])
+        return part
 
     def _packet(self, number: int, messages: list[Message]) -> Packet:
         return Packet(self.instance, self.peer, number, self._expected, messages)

@@ -12,23 +12,31 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+SLOWEST_BYTES_PER_S = 125_000
+"""1 Mbit/s: on such a link a block of 1 MiB takes 8.4 s, and nothing is wrong."""
+PAUSES_MAX = 8
 
 
 class Window(Generic[Item]):
     """A queue toward one peer, at most `bytes_max` unacknowledged (one item may exceed it alone).
 
-    With `resend_s`, what is not acknowledged is given out again once nothing was sent or
-    acknowledged for so long; each time after twice the pause before, up to eight times the first.
+    With `resend_s`, what is lost is given out again. Connections keep order, so an acknowledgement
+    of an item shows that older ones which are still not acknowledged were lost. If nothing at all
+    is heard, the oldest item goes out again as a probe: after `resend_s` and the time that it may
+    take on the slowest link, then after twice that pause, up to eight times. A slow link is not a
+    lossy one: repeating a whole window there would only make it slower.
     """
 
     def __init__(self, bytes_max: int, *, resend_s: float = 0.0) -> None:
         self.bytes_max = bytes_max
         self.in_flight = 0
         self._resend_s = resend_s
-        self._pause_s = resend_s
+        self._pauses = 1
         self._quiet_since = 0.0
         self._queue: deque[tuple[Hashable, int, Item]] = deque()
         self._sent: dict[Hashable, tuple[int, Item]] = {}
+        """In the order in which they were last given out."""
+        self._lost: list[Hashable] = []
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._sent)
@@ -39,38 +47,45 @@ class Window(Generic[Item]):
 
     def ready(self, now: float) -> list[Item]:
         """Return the items to send now: what the credit admits, and what is overdue."""
-        out = []
-        if self._overdue(now):
-            out += [item for _, item in self._sent.values()]
-            self._pause_s = min(2 * self._pause_s, 8 * self._resend_s)
-            self._quiet_since = now
+        out: list[Item] = []
+        if not self._lost and self._overdue(now):
+            self._lost.append(next(iter(self._sent)))
+            self._pauses = min(2 * self._pauses, PAUSES_MAX)
+        for name in self._lost:
+            if name in self._sent:
+                self._give_out(name, *self._sent[name], now, out)
+        self._lost.clear()
         while self._queue and (
             self.in_flight == 0 or self.in_flight + self._queue[0][1] <= self.bytes_max
         ):
-            name, size, item = self._queue.popleft()
-            before = self._sent.get(name)
-            if before is not None:
-                self.in_flight -= before[0]
-            self._sent[name] = (size, item)
-            self.in_flight += size
-            self._quiet_since = now
-            out.append(item)
+            self._give_out(*self._queue.popleft(), now, out)
         return out
 
-    def _overdue(self, now: float) -> bool:
-        """Whether nothing was sent or acknowledged for so long that something must be lost.
+    def _give_out(self, name: Hashable, size: int, item: Item, now: float, out: list[Item]) -> None:
+        before = self._sent.pop(name, None)
+        if before is not None:
+            self.in_flight -= before[0]
+        self._sent[name] = (size, item)
+        self.in_flight += size
+        self._quiet_since = now
+        out.append(item)
 
-        While acknowledgements come in, nothing is sent again: a slow link is not a lossy one.
-        """
-        return self._resend_s > 0 and bool(self._sent) and now >= self._quiet_since + self._pause_s
+    def _overdue(self, now: float) -> bool:
+        due = self.deadline()
+        return due is not None and now >= due
 
     def acknowledge(self, name: Hashable, now: float) -> bool:
         """Note that an item has arrived; return whether it was outstanding."""
-        sent = self._sent.pop(name, None)
-        if sent is None:
+        if name not in self._sent:
             return False
-        self.in_flight -= sent[0]
-        self._quiet_since, self._pause_s = now, self._resend_s
+        if self._resend_s > 0:
+            for older in self._sent:
+                if older == name:
+                    break
+                if older not in self._lost:
+                    self._lost.append(older)
+        self.in_flight -= self._sent.pop(name)[0]
+        self._quiet_since, self._pauses = now, 1
         return True
 
     def forget(self, names: set[Hashable]) -> None:
@@ -96,4 +111,5 @@ class Window(Generic[Item]):
         """Return when `ready` has to be asked again for what is overdue."""
         if self._resend_s <= 0 or not self._sent:
             return None
-        return self._quiet_since + self._pause_s
+        size, _ = next(iter(self._sent.values()))
+        return self._quiet_since + self._pauses * (self._resend_s + size / SLOWEST_BYTES_PER_S)

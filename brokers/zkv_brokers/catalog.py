@@ -15,9 +15,10 @@ from zkv import control as c
 from zkv.dtypes import DTYPES
 from zkv.errors import KeyMismatch, ZkvError
 from zkv.layout import Layout, check_spec, differences, size_of
+from zkv.link import PACKET_BYTES_MAX
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.placement import plan
-from zkv.wire import BlockSpec, KeyEntry, KeySpec
+from zkv.wire import BlockSpec, KeyEntry, KeySpec, encode
 from zkv_brokers.group import Decisions
 
 INIT_BYTES_MAX = 2**39
@@ -84,7 +85,10 @@ class Catalog:
                 return None
             running.waiting.append((incarnation, message.token))
             return running
-        started = self._start(incarnation, message.keys, plain, servers, spec, out)
+        try:
+            started = self._start(incarnation, message.keys, plain, servers, spec, out)
+        except KeyMismatch as error:
+            return error
         started.waiting.append((incarnation, message.token))
         return started
 
@@ -156,6 +160,12 @@ class Catalog:
         blocks = plan(
             entries, servers, together=together, bid_first=self._counts[2], load=self._load(servers)
         )
+        size = len(encode((entries, blocks)))
+        if size > PACKET_BYTES_MAX:
+            raise KeyMismatch(
+                f"an init of {len(keys)} keys needs {size} bytes to describe, and a message has at "
+                f"most {PACKET_BYTES_MAX}; initialise them in several calls"
+            )
         self._next(2, len(blocks))
         pending = Pending(
             init=self._next(0) + 1,
@@ -168,9 +178,8 @@ class Catalog:
             missing={block.server for block in blocks},
         )
         self.pending[pending.init] = pending
-        for one in keys:
-            self._specs[one.key] = one
-            self._sets[one.key] = frozenset(pending.specs)
+        self._specs.update(pending.specs)
+        self._sets.update(dict.fromkeys(pending.specs, frozenset(pending.specs)))
         out.log(c.Init(pending.init, incarnation, entries, blocks))
         out.tell(incarnation, c.Layout(pending.init, entries, blocks, True, out.index))
         return pending

@@ -98,25 +98,45 @@ def test_without_a_pause_nothing_is_given_out_twice() -> None:
     assert window.ready(1e9) == []
 
 
-def test_silence_gives_out_all_again_after_1_2_4_8_and_8_times_the_first_pause() -> None:
+def test_silence_gives_out_the_oldest_again_after_1_2_4_8_and_8_times_the_pause() -> None:
     window: Window[str] = Window(100, resend_s=1.0)
-    window.offer("a", 1, "a")
-    window.offer("b", 1, "b")
-    assert window.ready(0.0) == ["a", "b"]
+    window.offer("a", 0, "a")
+    assert window.ready(0.0) == ["a"]
     times = []
     for _ in range(6):
         due = window.deadline()
         assert due is not None
         assert window.ready(due - 0.001) == []
-        assert window.ready(due) == ["a", "b"]
+        assert window.ready(due) == ["a"]
         times.append(due)
     assert times == [1, 3, 7, 15, 23, 31]
+
+
+def test_a_large_item_may_take_its_time_on_a_slow_link() -> None:
+    window: Window[str] = Window(10**7, resend_s=2.0)
+    window.offer("block", 1_000_000, "block")
+    window.ready(0.0)
+    assert window.deadline() == 2.0 + 8.0
+
+
+def test_an_answer_to_a_later_item_shows_that_the_earlier_ones_are_lost() -> None:
+    window: Window[int] = Window(100, resend_s=1.0)
+    for number in range(5):
+        window.offer(number, 1, number)
+    window.ready(0.0)
+    window.acknowledge(3, 0.1)
+    assert window.ready(0.1) == [0, 1, 2]
+    # They are now the latest: an answer to 4, sent before them, says nothing of them.
+    window.acknowledge(4, 0.2)
+    assert window.ready(0.2) == []
+    window.acknowledge(2, 0.3)
+    assert window.ready(0.3) == [0, 1]
 
 
 def test_while_acknowledgements_come_in_nothing_is_sent_again() -> None:
     window: Window[int] = Window(100, resend_s=1.0)
     for number in range(10):
-        window.offer(number, 1, number)
+        window.offer(number, 0, number)
     window.ready(0.0)
     for number in range(9):
         # Each comes just in time: the link is slow, and has lost nothing.
@@ -124,7 +144,7 @@ def test_while_acknowledgements_come_in_nothing_is_sent_again() -> None:
         window.acknowledge(number, 0.9 * (number + 1))
     assert window.ready(9.2) == [9]
     # An acknowledgement also brings the first pause back.
-    window.offer("next", 1, 10)
+    window.offer("next", 0, 10)
     window.ready(9.3)
     window.acknowledge(9, 9.4)
     assert window.deadline() == 10.4

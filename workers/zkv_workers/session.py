@@ -64,7 +64,7 @@ class Session:
         if self.broken is None:
             try:
                 self._take(event)
-            except ZkvError as error:
+            except (ZkvError, ValueError) as error:
                 self._caller_failed(event, error)
         elif token := getattr(event, "token", 0):
             self._out.append(s.Fail(token, self.broken))
@@ -77,7 +77,7 @@ class Session:
         out, self._out = self._out, []
         return out
 
-    def _caller_failed(self, event: s.Input, error: ZkvError) -> None:
+    def _caller_failed(self, event: s.Input, error: Exception) -> None:
         token = getattr(event, "token", 0)
         if token:
             self.requests.close(token)
