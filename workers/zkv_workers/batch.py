@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from zkv.dtypes import Array
-from zkv.errors import Cancelled
+from zkv.errors import Cancelled, Closed
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.faces import Clock, Key, Ledger
@@ -108,7 +109,9 @@ class AnyBatch:
         self._running.pop(state.number, None)
         if error is not None and not isinstance(error, Cancelled):
             self._withdrawn = True
-            self._feed(s.Withdraw(state.number))
+            # The block's own error matters more than that the worker has left meanwhile.
+            with contextlib.suppress(Closed):
+                self._feed(s.Withdraw(state.number))
             return None
         if not state.cancelled:
             for bid, payload in state.packer.rest():
