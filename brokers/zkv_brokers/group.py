@@ -219,7 +219,8 @@ class Group:
     def withdraw(self, name: ContributionId, grant: int, out: Decisions) -> None:
         """The worker takes back what it has sent of a batch; its grant stays."""
         arrival = self.arrivals.get(name)
-        if arrival is not None and arrival.finished:
+        finished = arrival is not None and arrival.finished
+        if finished or self.is_over(name.incarnation, grant):
             return
         self.arrivals.pop(name, None)
         out.log(c.Discard(name.incarnation, self.group, grant, name.batch))
@@ -244,6 +245,8 @@ class Group:
     def _decide(self, event: e.Event, out: Decisions) -> None:
         self._queue.extend(self.sync.handle(event))
         self._carry_out(out)
+        # A departure may leave room for a grant that waits, without any decision of the policy.
+        self._release_starts(out)
 
     def _carry_out(self, out: Decisions) -> None:
         while self._queue and self._summing is None:
@@ -358,9 +361,8 @@ class Group:
         """Return why the next grant has to wait though the policy allows it; "" if it need not."""
         if self.capacity is not None and len(self._reserved) >= self.capacity:
             return (
-                f"the servers' budget has room for {self.capacity} contributions, all of it is "
-                f"taken; "
-                "raise --budget or wait for the next update"
+                f"the servers' budget has room for {self.capacity} contributions, and all of it "
+                "is taken; raise --budget or wait for the next update"
             )
         if self.group == MODEL and not self._pins.admits(self.version):
             return (

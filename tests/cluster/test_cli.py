@@ -23,8 +23,8 @@ from zkv_cli.local import LocalCluster
 pytestmark = pytest.mark.cluster
 
 PATIENCE_S = 30.0
-DEAD_END_S = 8.0
-"""A worker says goodbye for at most 5 s, and its sockets linger for 0.5 s."""
+DEAD_END_S = 6.0
+"""A silent broker is given up after 1.5 s, sockets linger for 0.5 s; the rest is a slow start."""
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
