@@ -16,11 +16,11 @@ import zmq
 from zkv.errors import ConfigError
 from zkv.policy import SyncPolicy
 from zkv_brokers import router as r
+from zkv_brokers.relay import Relay
 from zkv_net import loop as net
 from zkv_net.sockets import (
     FdSocket,
     bind,
-    connect,
     join_address,
     new_socket,
     split_address,
@@ -45,7 +45,7 @@ class BrokerConfig:
     optimizer: str | None = None
     insecure: bool = False
     worker_lost_s: float = 10.0
-    server_lost_s: float = 5.0
+    server_lost_s: float = 20.0
     io_threads: int = 1
 
 
@@ -96,7 +96,7 @@ class Broker:
             router_config, term=net.term_number(), instance=net.broker_instance()
         )
         self._control = FdSocket(control, self._received, turn_over=self._turn_over)
-        self._relay = Relay(self._context, data)
+        self._relay = Relay(self._context, data, self._link_changed)
 
     def _data_bind(self, bound: str) -> str:
         if self.config.data_bind is not None:
@@ -109,6 +109,9 @@ class Broker:
             self._received_now.append(r.Received(frames[0].bytes, frames[1].bytes))
         else:
             log.warning("dropped a control message of %d frames", len(frames))
+
+    def _link_changed(self, index: int, up: bool) -> None:
+        self._handle([r.ServerLink(index, up)])
 
     def _turn_over(self) -> None:
         """What came in during one turn of the loop is decided at once, and travels together."""
@@ -175,47 +178,6 @@ def announced(bound: str, chosen: str | None) -> str:
             f"address "
             "others reach: name it with --advertise, or bind to it"
         ) from error
-
-
-class Relay:
-    """Route `broker`: data of workers to servers and back, frames as they are, nothing decoded.
-
-    A worker puts the server's index before the empty delimiter; the broker replaces it by the
-    worker's route, and the server answers over the same route.
-    """
-
-    def __init__(self, context: zmq.Context[Any], front: zmq.Socket[bytes]) -> None:
-        self._context = context
-        self._front = FdSocket(front, self._from_worker)
-        self._backs: dict[int, FdSocket] = {}
-        self.bytes_relayed = 0
-
-    def connect(self, addresses: dict[int, str]) -> None:
-        """Connect a DEALER to each server that has none yet."""
-        for index, address in addresses.items():
-            if index not in self._backs:
-                socket = new_socket(self._context, zmq.DEALER, data=True)
-                connect(socket, address)
-                self._backs[index] = FdSocket(socket, self._from_server)
-
-    def _from_worker(self, frames: list[zmq.Frame]) -> None:
-        if len(frames) < 4 or len(frames[1]) != 2:
-            log.warning("dropped a data message of %d frames without a server's index", len(frames))
-            return
-        back = self._backs.get(int.from_bytes(frames[1].bytes, "big"))
-        if back is not None:
-            self.bytes_relayed += len(frames[-1])
-            back.send([frames[0], *frames[2:]])
-
-    def _from_server(self, frames: list[zmq.Frame]) -> None:
-        self.bytes_relayed += len(frames[-1])
-        self._front.send(frames)
-
-    def close(self) -> None:
-        """Close all sockets."""
-        self._front.close()
-        for back in self._backs.values():
-            back.close()
 
 
 async def serve(config: BrokerConfig, ready: Any = None) -> None:

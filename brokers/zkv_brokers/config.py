@@ -21,7 +21,8 @@ class RouterConfig:
     data_address: str = ""
     versions_pinned_max: int = 8
     worker_lost_s: float = 10.0
-    server_lost_s: float = 5.0
+    server_lost_s: float = 20.0
+    """A server that updates a large shard is silent for seconds; a dead one's connection breaks."""
     beat_s: float = 0.5
     link_resend_s: float = 1.0
     keep_log: bool = False

@@ -42,6 +42,8 @@ class Server:
     hello: c.ServerHello
     index_sent: int = 0
     """Log entries below this have been queued for it."""
+    broken: bool = False
+    """Whether the broker's own connection to its data port has broken."""
 
     def __str__(self) -> str:
         hello = self.hello

@@ -8,7 +8,6 @@ of its own; it writes the one ordered log. It must not know sockets, clocks, fil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, ZkvError, code_of
@@ -26,33 +25,13 @@ from zkv_brokers.hub import Note as Note
 from zkv_brokers.hub import Send as Send
 from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
+from zkv_brokers.signals import Action as Action
+from zkv_brokers.signals import Event as Event
+from zkv_brokers.signals import Received as Received
+from zkv_brokers.signals import ServerLink as ServerLink
+from zkv_brokers.signals import ServersChanged as ServersChanged
+from zkv_brokers.signals import Tick as Tick
 from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A control frame has come in over this route."""
-
-    route: bytes
-    frame: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Received | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class ServersChanged:
-    """The data port (route `broker`) must know these servers, by index."""
-
-    addresses: tuple[tuple[int, str], ...]
-
-
-Action = Send | Note | ServersChanged
 
 
 class Router:
@@ -113,6 +92,9 @@ class Router:
                         self._refuse(peer, getattr(message, "token", 0), error)
             case Tick():
                 self._tick(now, out)
+            case ServerLink(index, up):
+                if index in self.members.servers:
+                    self.members.servers[index].broken = not up
 
     def _flush(self, out: Decisions) -> list[Action]:
         self.log.extend(out.entries)
@@ -370,10 +352,11 @@ class Router:
         self._settle_leavers(out)
         for server in self.members.servers.values():
             silent = self.hub.silent_s(server.peer)
-            if silent > self.config.server_lost_s:
-                self._fail(
-                    "ServerLost", f"{server} is lost: nothing was heard of it for {silent:.1f} s"
-                )
+            gone = server.broken and silent > 3 * self.config.beat_s
+            if gone or silent > self.config.server_lost_s:
+                why = "its connection broke, and " if server.broken else ""
+                text = f"{server} is lost: {why}nothing was heard of it for {silent:.1f} s"
+                self._fail("ServerLost", text)
         for peer in self.hub.peers():
             strange = peer not in self.members.by_peer
             if strange and self.hub.silent_s(peer) > self.config.worker_lost_s:

@@ -118,7 +118,7 @@ class BrokerSection(Section):
     optimizer: Annotated[str, AfterValidator(_optimizer)] | None = None
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
-    server_lost_s: Seconds = 5.0
+    server_lost_s: Seconds = 20.0
     loop: Loop = "auto"
 
 
