@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -22,7 +23,8 @@ from zkv.dtypes import Array
 from zkv.errors import Cancelled, ZkvError
 from zkv.optim import rule, update
 from zkv.policy import policy
-from zkv.sums import weighted_mean
+from zkv.staleness import staleness
+from zkv.sums import divided, tree_sum, weighted, weighted_mean
 from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
@@ -61,6 +63,7 @@ class Options:
     plain: int = 0
     barrier: bool = False
     broker_restarts: int = 0
+    staleness: str = "none"
     until_s: float = 400.0
 
 
@@ -127,6 +130,7 @@ class Sim:
             servers=options.servers,
             workers=options.workers,
             optimizer=options.optimizer,
+            staleness=options.staleness,
             worker_lost_s=3.0,
             server_lost_s=60.0,
             keep_log=True,
@@ -136,7 +140,7 @@ class Sim:
 
     def _restart_broker(self) -> None:
         """Kill the broker and start another, as long as nothing was begun."""
-        if not any(isinstance(entry, c.Grant | c.Commit) for entry in self.router.log):
+        if not self.router.groups.by_number:
             self.notes.append(f"{self.now:.2f} the broker was restarted")
             self.router = self._new_router()
 
@@ -508,18 +512,26 @@ class Sim:
         self._settle_servers()
         counts = -self.final("a")
         assert np.array_equal(counts, -self.final("b")), f"the servers disagree; {self.story()}"
-        self._count(counts, self.contributions)
+        stale = staleness(self.options.staleness)
+        worth = {
+            self.contributions[one.contribution.incarnation, one.contribution.batch].token: (
+                stale.factor(one.staleness)
+            )
+            for commit in self.commits()
+            for one in commit.counted
+        }
+        self._count(counts, self.contributions, worth)
         if self.plain:
-            self._count(-self.final("t"), self.plain)
-        assert counts.sum() == sum(len(commit.counted) for commit in self.commits()), self.story()
+            self._count(-self.final("t"), self.plain, {})
+        assert counts.sum() == pytest.approx(sum(worth.values())), self.story()
         self._check_bits()
 
-    def _count(self, counts: Array, made: dict[Any, Pushed]) -> None:
+    def _count(self, counts: Array, made: dict[Any, Pushed], worth: dict[int, float]) -> None:
         for pushed in made.values():
-            seen = counts[pushed.token]
-            assert seen in (0.0, 1.0), f"token {pushed.token} counts {seen} times; {self.story()}"
+            seen, one = counts[pushed.token], worth.get(pushed.token, 1.0)
+            assert seen in (0.0, one), f"token {pushed.token} counts {seen} times; {self.story()}"
             if pushed.fate is not None:
-                told = 1.0 if pushed.fate.outcome == "committed" else 0.0
+                told = one if pushed.fate.outcome == "committed" else 0.0
                 assert seen == told, (
                     f"token {pushed.token}: {pushed.fate}, but {seen}; {self.story()}"
                 )
@@ -533,6 +545,23 @@ class Sim:
             self.now, _, action = heapq.heappop(self.events)
             action()
 
+    def _mean(
+        self, key: str, made: list[Pushed], ages: list[int], now: Array, then: list[Array]
+    ) -> Array:
+        """Return what one process makes of these gradients, older ones treated as configured."""
+        stale = staleness(self.options.staleness)
+        gradients = [pushed.gradients[key].reshape(-1) for pushed in made]
+        if stale.compensation:
+            gradients = [
+                stale.compensated(g, now, old) for g, old in zip(gradients, then, strict=True)
+            ]
+        if not stale.scale:
+            return weighted_mean(gradients, [pushed.weight for pushed in made])
+        factors = [p.weight * stale.factor(age) for p, age in zip(made, ages, strict=True)]
+        total = tree_sum(lambda at: weighted(gradients[at], factors[at]), len(gradients))
+        assert total is not None
+        return divided(total, float(sum(pushed.weight for pushed in made)))
+
     def _check_bits(self) -> None:
         model = {
             key: value.reshape(-1).copy() for key, value in self.params().items() if key in "vw"
@@ -543,19 +572,21 @@ class Sim:
         slots = {
             key: tuple(np.zeros_like(value) for _ in chosen.slots) for key, value in model.items()
         }
+        history = [{key: value.copy() for key, value in model.items()}]
         for count, commit in enumerate(self.commits(), start=1):
             made = [
                 self.contributions[one.contribution.incarnation, one.contribution.batch]
                 for one in commit.counted
             ]
             assert [p.worker for p in made] == sorted(p.worker for p in made), self.story()
+            ages = [one.staleness for one in commit.counted]
             for key in model:
-                mean = weighted_mean(
-                    [p.gradients[key].reshape(-1) for p in made], [p.weight for p in made]
-                )
+                then = [history[count - 1 - age][key] for age in ages]
+                mean = self._mean(key, made, ages, model[key], then)
                 model[key], slots[key] = update(
-                    chosen, model[key], slots[key], mean, lr=0.1, count=count
+                    chosen, model[key].copy(), slots[key], mean, lr=0.1, count=count
                 )
+            history.append({key: value.copy() for key, value in model.items()})
         for key, value in model.items():
             assert np.array_equal(value, self.final(key)), (
                 f"{key} differs from the replay; {self.story()}"

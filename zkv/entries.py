@@ -45,10 +45,11 @@ class Grant(Frozen, frozen=True, tag=4):
 
 
 class Counted(Frozen, frozen=True):
-    """One contribution of a commit, with its weight in samples."""
+    """One contribution of a commit, with its weight in samples and its age in updates."""
 
     contribution: ContributionId
     weight: Weight
+    staleness: UInt = 0
 
 
 class Sum(Frozen, frozen=True, tag=5):

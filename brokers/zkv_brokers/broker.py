@@ -43,6 +43,7 @@ class BrokerConfig:
     servers: int = 1
     workers: int = 1
     optimizer: str | None = None
+    staleness: str = "none"
     insecure: bool = False
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
@@ -88,6 +89,7 @@ class Broker:
             servers=config.servers,
             workers=config.workers,
             optimizer=config.optimizer,
+            staleness=config.staleness,
             data_address=self.data_address,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,

@@ -19,7 +19,7 @@ from zkv.link import PACKET_BYTES_MAX
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.placement import plan
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, encode
-from zkv_brokers.group import Decisions
+from zkv_brokers.decisions import Decisions
 
 INIT_BYTES_MAX = 2**39
 """Half a million blocks: more would be a plan of minutes and a message that nobody takes."""

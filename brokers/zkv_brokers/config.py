@@ -18,6 +18,8 @@ class RouterConfig:
     workers: int = 1
     """The start line: nobody is granted a first batch before so many are here."""
     optimizer: str | None = None
+    staleness: str = "none"
+    """What happens to gradients that are some updates old (text form of `zkv.staleness`)."""
     data_address: str = ""
     versions_pinned_max: int = 8
     worker_lost_s: float = 10.0

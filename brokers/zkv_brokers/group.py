@@ -10,71 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from zkv import control as c
 from zkv import events as e
 from zkv.marks import Marks
 from zkv.policy import SyncPolicy
+from zkv.staleness import Staleness
 from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
-
-CANCELLED = "cancelled: the update happened without it"
-
-
-class Decisions:
-    """What one turn of the broker has decided: entries for the log, messages for workers."""
-
-    def __init__(self, index: int = 0) -> None:
-        self.first_index = index
-        self.entries: list[c.Entry] = []
-        self.messages: list[tuple[int, c.Message]] = []
-
-    @property
-    def index(self) -> int:
-        """The index that the next entry will have."""
-        return self.first_index + len(self.entries)
-
-    def log(self, entry: c.Entry) -> None:
-        """Append an entry to the log."""
-        self.entries.append(entry)
-
-    def tell(self, incarnation: int, message: c.Message) -> None:
-        """Send a message to the worker with this incarnation, after the entries so far are
-        logged."""
-        self.messages.append((incarnation, message))
-
-
-@dataclass(slots=True)
-class Arrival:
-    """A contribution on its way: who holds it, and whether the synchronizer has been told."""
-
-    contribution: ContributionId
-    number: int
-    grant: int = 0
-    weight: float = 0.0
-    finished: bool = False
-    held: set[int] = field(default_factory=set)
-    void: str = ""
-    arrived: bool = False
-
-
-@dataclass(slots=True)
-class Pins:
-    """Which model versions are on their way to workers; at most `versions_max` at a time (rule
-    3)."""
-
-    versions_max: int
-    by_grant: dict[tuple[int, int, int], int] = field(default_factory=dict)
-
-    def admits(self, version: int) -> bool:
-        """Return whether one more grant may pin this version."""
-        versions = set(self.by_grant.values())
-        return version in versions or len(versions) < self.versions_max
-
-    def release(self, incarnation: int) -> None:
-        """Forget all grants of a worker that is gone."""
-        self.by_grant = {name: v for name, v in self.by_grant.items() if name[0] != incarnation}
+from zkv_brokers.decisions import CANCELLED, Arrival, Decisions, Pins, Tally
 
 
 class Group:
@@ -98,8 +42,9 @@ class Group:
         """Whether commits need the gradient's norm over all shards first."""
         self.incarnations: dict[int, int] = {}
         self.arrivals: dict[ContributionId, Arrival] = {}
-        self.discarded = 0
-        self.applied = 0
+        self.tallies: dict[int, Tally] = {}
+        """What became of the contributions, by worker number."""
+        self.staleness = Staleness()
         self.version = 0
         """The version that the log has reached; the synchronizer's may be ahead of it (`Sum`)."""
         self._pins = pins
@@ -110,6 +55,8 @@ class Group:
         self._arrived: dict[tuple[int, int], ContributionId] = {}
         self._holds: dict[int, int] = {}
         self._current: dict[int, int] = {}
+        self._bases: dict[tuple[int, int], int] = {}
+        """The version that each open grant was given at, by (worker number, grant)."""
         self._summing: tuple[int, dict[int, float], set[int]] | None = None
         self._after_sum: list[c.Entry] = []
 
@@ -133,6 +80,7 @@ class Group:
                 del self.arrivals[name]
         self._reserved = {r for r in self._reserved if r[0] != number or r in self._arrived}
         self._forget_queued(number)
+        self._bases = {b: v for b, v in self._bases.items() if b[0] != number or b in self._arrived}
         self._over.pop(incarnation, None)
         self._holds.pop(incarnation, None)
         self._decide(e.Left(number), out)
@@ -237,6 +185,9 @@ class Group:
             return
         if arrival.void or self.servers <= arrival.held:
             arrival.arrived = True
+            # No update happens between arrival and application: the age is the same then.
+            age = self._age(arrival.number, arrival.grant)
+            arrival.void = arrival.void or self.staleness.refuses(age)
             self._arrived[arrival.number, arrival.grant] = arrival.contribution
             self._decide(e.Finished(arrival.number, arrival.grant, void=bool(arrival.void)), out)
 
@@ -272,15 +223,28 @@ class Group:
 
     def _counted(self, action: e.Commit) -> list[c.Counted]:
         found = [self._find(one.worker, one.grant) for one in action.contributions]
-        return [c.Counted(arrival.contribution, arrival.weight) for arrival in found]
+        return [
+            c.Counted(one.contribution, one.weight, self._age(one.number, one.grant))
+            for one in found
+        ]
+
+    def _age(self, number: int, grant: int) -> int:
+        """Return how many updates have happened since a grant: its contribution's staleness."""
+        return self.version - self._bases.get((number, grant), self.version)
+
+    def tally(self, number: int) -> Tally:
+        """Return the book of one worker's contributions."""
+        return self.tallies.setdefault(number, Tally())
 
     def _commit(self, action: e.Commit, square_sum: float | None, out: Decisions) -> None:
         counted = self._counted(action)
         out.log(c.Commit(self.group, action.version, counted, square_sum))
         self.version = action.version
         for one in counted:
+            book = self.tally(self.arrivals[one.contribution].number)
+            book.applied += 1
+            book.staleness[one.staleness] += 1
             self._settle(one.contribution, action.version, "", out)
-        self.applied += len(counted)
 
     def square_sums(self, server: int, message: c.SquareSums, out: Decisions) -> None:
         """A server's answer to `Sum`; with the last one the commit is written."""
@@ -316,6 +280,7 @@ class Group:
         if arrival is not None:
             self._reserved.discard((arrival.number, arrival.grant))
             self._arrived.pop((arrival.number, arrival.grant), None)
+            self._bases.pop((arrival.number, arrival.grant), None)
             if arrival.arrived:
                 self._over.setdefault(name.incarnation, Marks()).settle(arrival.grant)
         out.tell(name.incarnation, c.Settled([(self.group, name.batch, version, why)]))
@@ -325,6 +290,8 @@ class Group:
 
     def _take_back(self, incarnation: int, number: int, grant: int, out: Decisions) -> None:
         self._reserved.discard((number, grant))
+        if self._bases.pop((number, grant), None) is not None:
+            self.tally(number).cancelled += 1
         self._over.setdefault(incarnation, Marks()).settle(grant)
         self._pins.by_grant.pop((incarnation, self.group, grant), None)
         self._starts = deque(s for s in self._starts if (s.worker, s.grant) != (number, grant))
@@ -343,8 +310,11 @@ class Group:
         arrival = self._find(number, grant)
         name = arrival.contribution
         out.log(c.Discard(name.incarnation, self.group, grant, NO_BATCH))
+        if arrival.void and not arrival.void.startswith("late"):
+            self.tally(number).discarded += 1
+        else:
+            self.tally(number).late += 1
         self._settle(name, -1, arrival.void or "late: the update happened without it", out)
-        self.discarded += 1
 
     def _release_starts(self, out: Decisions) -> None:
         while self._starts and not self.held_because():
@@ -373,8 +343,10 @@ class Group:
     def _grant(self, start: e.Start, incarnation: int, out: Decisions) -> None:
         self._reserved.add((start.worker, start.grant))
         self._current[start.worker] = start.grant
-        version = self.version
-        follow = self.group == MODEL and self._holds.get(incarnation) != version
+        version = self._bases[start.worker, start.grant] = self.version
+        # Delay compensation needs the servers to keep what every grant was computed on.
+        known = self._holds.get(incarnation) == version and not self.staleness.compensation
+        follow = self.group == MODEL and not known
         if follow:
             self._pins.by_grant[incarnation, self.group, start.grant] = version
             out.log(c.Grant(incarnation, self.group, start.grant, version, []))

@@ -15,7 +15,8 @@ from zkv.layout import Layout
 from zkv.policy import SyncPolicy
 from zkv.wire import MODEL, ContributionId
 from zkv_brokers.catalog import Catalog
-from zkv_brokers.group import Decisions, Group, Pins
+from zkv_brokers.decisions import Decisions, Pins
+from zkv_brokers.group import Group
 from zkv_brokers.members import Members, Worker
 
 

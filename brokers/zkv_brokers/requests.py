@@ -10,9 +10,11 @@ from zkv import control as c
 from zkv.errors import ProtocolError, Refused, UnknownKey
 from zkv.placement import imbalance
 from zkv.policy import policy
+from zkv.staleness import staleness
 from zkv.wire import MODEL, PULLS, ContributionId
 from zkv_brokers import reasons
-from zkv_brokers.group import Decisions, Group
+from zkv_brokers.decisions import Decisions
+from zkv_brokers.group import Group
 from zkv_brokers.members import Worker
 
 if TYPE_CHECKING:
@@ -97,8 +99,14 @@ def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
             router.log_configuration(out)
         case "policy":
             router.groups.switch(policy(message.value), out)
+            router.log_configuration(out)
+        case "staleness":
+            router.staleness = staleness(message.value)
+            if router.groups.model is not None:
+                router.groups.model.staleness = router.staleness
+            router.log_configuration(out)
         case other:
-            raise Refused(f"there is no live setting {other!r}; there are: lr, policy")
+            raise Refused(f"there is no live setting {other!r}; there are: lr, policy, staleness")
     version = router.groups.version
     router.hub.note("info", f"{message.setting} is {message.value} from version {version} on")
     return {"setting": message.setting, "value": message.value, "version": version}
@@ -208,6 +216,7 @@ def status(router: Router) -> dict[str, Any]:
         "term": members.term,
         "policy": str(router.policy),
         "optimizer": str(router.model_spec),
+        "staleness": str(router.staleness),
         "failed": router.failed.reason if router.failed is not None else None,
         "version": model.version if model is not None else 0,
         "log_entries": len(router.log),
@@ -246,6 +255,7 @@ def status(router: Router) -> dict[str, Any]:
                 "pid": worker.hello.pid,
                 "observer": worker.hello.observer,
                 "clock": clocks.get(worker.number, 0),
+                "contributions": model.tally(worker.number).plain() if model is not None else {},
                 "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
                 "waiting": why_waiting(router, worker),
             }

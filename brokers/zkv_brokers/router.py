@@ -14,11 +14,13 @@ from zkv.errors import ProtocolError, Refused, ZkvError, code_of
 from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.policy import SyncPolicy
+from zkv.staleness import staleness
 from zkv.wire import MODEL, SEEDS
 from zkv_brokers import requests
 from zkv_brokers.catalog import Catalog, Pending
 from zkv_brokers.config import RouterConfig as RouterConfig
-from zkv_brokers.group import Decisions, Group, Pins
+from zkv_brokers.decisions import Decisions, Pins
+from zkv_brokers.group import Group
 from zkv_brokers.groups import Groups
 from zkv_brokers.hub import Hub
 from zkv_brokers.hub import Note as Note
@@ -44,6 +46,7 @@ class Router:
         self.catalog = Catalog(self.layout)
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
+        self.staleness = staleness(config.staleness)
         self.groups = Groups(
             self.layout,
             self.catalog,
@@ -291,6 +294,7 @@ class Router:
         """Set what the model's group has to know before anybody is granted anything."""
         model.capacity = requests.capacity(self)
         model.clips = self.model_spec.clip_global_norm is not None
+        model.staleness = self.staleness
 
     def _begin(self, out: Decisions) -> None:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
@@ -372,7 +376,12 @@ class Router:
 
     def log_configuration(self, out: Decisions) -> None:
         """Write the optimizers in force into the log, between two commits."""
-        plain = {"model": self.model_spec.to_plain(), "plain": self.plain_spec.to_plain()}
+        plain = {
+            "model": self.model_spec.to_plain(),
+            "plain": self.plain_spec.to_plain(),
+            "staleness": str(self.staleness),
+            "policy": str(self.policy),
+        }
         entry = c.Configure(plain)
         if self.groups.model is not None:
             self.groups.model.log_between_commits(entry, out)

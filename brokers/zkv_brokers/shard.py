@@ -16,13 +16,14 @@ from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
-from zkv.optim import clip_factor
 from zkv.optimizer_spec import OptimizerSpec
+from zkv.staleness import staleness
 from zkv.wire import MODEL, NO_BATCH, SEEDS, BlockSpec, ContributionId
+from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, aligned, check_push
-from zkv_brokers.store import Settings, Share, Store
+from zkv_brokers.store import Settings, Store
 
 PARKED_BYTES_MAX = 256 * 1024 * 1024
 """How much data that is ahead of the log is kept; beyond it the worker's resend brings it again."""
@@ -81,6 +82,7 @@ class Shard:
         self.layout = Layout()
         self.store = Store(self.layout)
         self.contributions = Contributions()
+        self.commits = Commits(self.store, self.contributions)
         self.grants = Grants(self.store, window_bytes=window_bytes)
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
@@ -155,31 +157,35 @@ class Shard:
                 self._regroup(kid, group, bid)
             case c.Grant():
                 self.started = True
-                self.grants.add(entry, [b for b in self._granted(entry) if b.server == self.number])
-            case c.Sum(group=group, version=version, counted=counted):
-                out.append(
-                    ToBroker(
-                        c.SquareSums(group, version, self._square_sums(group, version, counted))
-                    )
-                )
-            case c.Commit():
+                blocks = [b for b in self._granted(entry) if b.server == self.number]
+                self.grants.add(entry, blocks)
+                self.commits.granted(entry, blocks)
+            case c.Sum(group=group, version=version):
+                sums = self.commits.square_sums(entry, self._mine(group))
+                out.append(ToBroker(c.SquareSums(group, version, sums)))
+            case c.Commit(group=group, version=version):
                 self.started = True
-                self._commit(entry)
+                self.commits.commit(entry, self._mine(group))
+                self.versions[group] = version
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
                 self.contributions.discard(incarnation, group, grant, batch)
                 if batch == NO_BATCH:
                     self.grants.drop(incarnation, group, grant)
+                    if group == MODEL:
+                        self.commits.bases.release(incarnation, grant)
             case c.Configure(optimizer=plain):
                 self.store.configure(
                     Settings(
                         OptimizerSpec.from_plain(plain["model"]),
                         OptimizerSpec.from_plain(plain["plain"]),
+                        staleness(plain.get("staleness", "none")),
                     )
                 )
             case c.Epoch(members=members, kept=kept):
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))
                 self.grants.keep_only(self.members)
+                self.commits.bases.keep_only(self.members | {name.incarnation for name in kept})
 
     def _drop(self, init: int) -> None:
         entry = self._inits.pop(init)
@@ -208,40 +214,6 @@ class Shard:
             for block in self.layout.blocks_in(group)
             if block.server == self.number and block.segments
         ]
-
-    def _shares(self, block: BlockSpec, counted: list[c.Counted]) -> list[Share]:
-        shares = []
-        for one in counted:
-            held = self.contributions.open.get(one.contribution)
-            if held is None:
-                raise ProtocolError(
-                    f"server {self.number}: a commit counts {one.contribution}, "
-                    "which is not held here"
-                )
-            shares.append(Share(one.weight, held.payloads.get(block.bid), held.skipped))
-        return shares
-
-    def _square_sums(
-        self, group: int, version: int, counted: list[c.Counted]
-    ) -> list[tuple[int, float]]:
-        return [
-            (block.bid, self.store.square_sums(block, self._shares(block, counted), version - 1))
-            for block in self._mine(group)
-        ]
-
-    def _commit(self, entry: c.Commit) -> None:
-        def scale(spec: OptimizerSpec) -> float:
-            if entry.square_sum is None or spec.clip_global_norm is None:
-                return 1.0
-            return clip_factor(entry.square_sum, spec.clip_global_norm)
-
-        for block in self._mine(entry.group):
-            shares = self._shares(block, entry.counted)
-            if self.store.commit(block, shares, entry.version - 1, scale):
-                self.store.count(block, shares)
-        for one in entry.counted:
-            self.contributions.settle(one.contribution)
-        self.versions[entry.group] = entry.version
 
     # --- data --------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from zkv.dtypes import Array, DType, narrow, widen
 from zkv.layout import Layout
 from zkv.optim import Rule, init_slots, square_sum, update
 from zkv.optimizer_spec import OptimizerSpec, optimizer
+from zkv.staleness import Staleness
 from zkv.sums import divided, tree_sum, weighted
 from zkv.wire import MODEL, BlockSpec, Segment
 
@@ -50,6 +51,9 @@ class Share:
     weight: float
     payload: Array | None
     skipped: frozenset[int]
+    staleness: int = 0
+    base: Array | None = None
+    """The values that it was computed on, where delay compensation needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Settings:
 
     model: OptimizerSpec
     plain: OptimizerSpec
+    staleness: Staleness = field(default_factory=Staleness)
 
     @staticmethod
     def default() -> Settings:
@@ -148,16 +153,18 @@ class Store:
         """
         dtype = self.layout.dtype(block)
         mean = self.reduces_by_mean(block)
+        stale = self.settings.staleness
 
         def term(at: int) -> Array | None:
             share = shares[at]
             if share.payload is None:
                 return None
             wide = widen(share.payload, dtype)
-            if mean:
-                fresh = weighted(wide, share.weight)
-            else:
-                fresh = wide if wide is not share.payload else wide.copy()
+            if share.base is not None:
+                now = self._wide_values(block, dtype)
+                wide = stale.compensated(wide, now, widen(share.base, dtype))
+            scale = stale.factor(share.staleness) if dtype.floating else 1.0
+            fresh = weighted(wide, (share.weight if mean else 1.0) * scale)
             for segment, start, stop in spans(block) if share.skipped else ():
                 if segment.kid in share.skipped:
                     # Whatever was sent there. Adding -0.0 changes no bit of a sum (+0.0 would turn
@@ -166,6 +173,10 @@ class Store:
             return fresh
 
         return tree_sum(term, len(shares))
+
+    def _wide_values(self, block: BlockSpec, dtype: DType) -> Array:
+        state = self.blocks[block.bid]
+        return state.master if state.master is not None else widen(state.current.values, dtype)
 
     def reduces_by_mean(self, block: BlockSpec) -> bool:
         """Return whether contributions to this block are averaged by weight (else added)."""

@@ -132,6 +132,7 @@ def local(
     policy: str = "bsp",
     workers: int = 1,
     optimizer: str | None = None,
+    staleness: str | None = None,
     bind: str = "tcp://127.0.0.1:0",
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
@@ -148,6 +149,7 @@ def local(
         servers: how many servers hold the model.
         policy: when contributions become an update: "bsp", "asp", "ssp:2", ...
         workers: the start line: no first batch begins before so many workers are here.
+        staleness: what happens to gradients that are some updates old; None: nothing.
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
@@ -165,6 +167,7 @@ def local(
         ("broker", "policy"): policy,
         ("broker", "workers"): workers,
         ("broker", "optimizer"): optimizer,
+        ("broker", "staleness"): staleness,
         ("broker", "worker_lost_s"): worker_lost_s,
         ("broker", "server_lost_s"): server_lost_s,
         ("broker", "loop"): loop,

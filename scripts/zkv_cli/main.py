@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from zkv_cli import options as o
+from zkv_cli import plan
 from zkv_cli.exits import EPILOG, reporting
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(plan.app)
 
 
 def _load(flags: dict[tuple[str, str], Any], config: Path | None) -> Any:
@@ -83,6 +85,7 @@ def broker(
     workers: o.Workers = None,
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
+    staleness: o.Staleness = None,
     insecure: o.Insecure = None,
     worker_lost: o.WorkerLost = None,
     server_lost: o.ServerLost = None,
@@ -100,6 +103,7 @@ def broker(
         ("broker", "workers"): workers,
         ("broker", "policy"): policy,
         ("broker", "optimizer"): optimizer,
+        ("broker", "staleness"): staleness,
         ("broker", "insecure"): insecure,
         ("broker", "worker_lost_s"): worker_lost,
         ("broker", "server_lost_s"): server_lost,
@@ -169,6 +173,7 @@ def up(
     servers: o.Servers = None,
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
+    staleness: o.Staleness = None,
     workers: o.Workers = None,
     bind: o.BrokerBind = None,
     advertise: o.Advertise = None,
@@ -182,7 +187,9 @@ def up(
     log_level: o.LogLevel = None,
 ) -> None:
     """Run a broker and its servers on this machine, until Ctrl-C, and print how to join them."""
-    flags = _cluster_flags(servers, policy, optimizer, workers, bind, advertise, insecure)
+    flags = _cluster_flags(
+        servers, policy, optimizer, staleness, workers, bind, advertise, insecure
+    )
     flags |= {
         ("broker", "worker_lost_s"): worker_lost,
         ("broker", "server_lost_s"): server_lost,
@@ -203,6 +210,7 @@ def _cluster_flags(
     servers: int | None,
     policy: str | None,
     optimizer: str | None,
+    staleness: str | None,
     workers: int | None,
     bind: str | None,
     advertise: str | None,
@@ -212,6 +220,7 @@ def _cluster_flags(
         ("broker", "servers"): servers,
         ("broker", "policy"): policy,
         ("broker", "optimizer"): optimizer,
+        ("broker", "staleness"): staleness,
         ("broker", "workers"): workers,
         ("broker", "bind"): bind,
         ("broker", "advertise"): advertise,
@@ -250,6 +259,7 @@ def run(
     servers: o.Servers = None,
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
+    staleness: o.Staleness = None,
     bind: o.BrokerBind = None,
     advertise: o.Advertise = None,
     insecure: o.Insecure = None,
@@ -258,7 +268,7 @@ def run(
     log_level: o.LogLevel = None,
 ) -> None:
     """Run workers, and a broker with servers for them unless a broker is named."""
-    flags = _cluster_flags(servers, policy, optimizer, None, bind, advertise, insecure)
+    flags = _cluster_flags(servers, policy, optimizer, staleness, None, bind, advertise, insecure)
     flags |= {
         ("join", "broker"): broker,
         ("run", "grace_s"): grace,

@@ -43,6 +43,13 @@ Optimizer = Annotated[
     str | None,
     Option("--optimizer", help="What servers do with gradients, such as momentum:lr=0.05."),
 ]
+Staleness = Annotated[
+    str | None,
+    Option(
+        "--staleness",
+        help="What happens to gradients that are some updates old: none, scale, dc:0.04, drop:5.",
+    ),
+]
 Advertise = Annotated[
     str | None, Option("--advertise", help="The host or address that others reach this one at.")
 ]

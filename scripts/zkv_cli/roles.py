@@ -34,6 +34,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         servers=section.servers,
         workers=section.workers,
         optimizer=section.optimizer,
+        staleness=section.staleness,
         insecure=section.insecure,
         worker_lost_s=section.worker_lost_s,
         server_lost_s=section.server_lost_s,

@@ -26,6 +26,7 @@ from pydantic_settings import (
 from zkv.errors import ConfigError
 from zkv.optimizer_spec import optimizer
 from zkv.policy import policy
+from zkv.staleness import staleness
 from zkv_net.sockets import split_address
 
 FILE = Path("zkv.toml")
@@ -93,6 +94,11 @@ def _rate(text: str) -> str:
 LIVE: Mapping[str, Callable[[str], str]] = {"lr": _rate, "policy": _policy}
 """What can be changed while a cluster runs, and how it is checked."""
 
+
+def _staleness(text: str) -> str:
+    return str(staleness(text))
+
+
 Address = Annotated[str, AfterValidator(_address)]
 Dialled = Annotated[str, AfterValidator(_dialled)]
 Seconds = Annotated[float, AfterValidator(seconds)]
@@ -116,6 +122,7 @@ class BrokerSection(Section):
     workers: Count = 1
     policy: Annotated[str, AfterValidator(_policy)] = "bsp"
     optimizer: Annotated[str, AfterValidator(_optimizer)] | None = None
+    staleness: Annotated[str, AfterValidator(_staleness)] = "none"
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
     server_lost_s: Seconds = 20.0

@@ -13,6 +13,7 @@ from simcluster import Options, simulate
 from zkv import control as c
 from zkv.link import Link
 from zkv.wire import MODEL
+from zkv_brokers import decisions as de
 from zkv_brokers import group as g
 from zkv_brokers import store as st
 from zkv_brokers.catalog import Catalog
@@ -51,6 +52,9 @@ def drawn(seed: int, **fixed: Any) -> Options:
         "pull": rng.choice((0.0, 0.3)),
         "plain": rng.choice((0, 0, 3)),
         "barrier": rng.random() < 0.3,
+        "staleness": rng.choice(
+            ("none", "none", "scale", "dc:0.04", "drop:1", "scale+dc:0.5+drop:2")
+        ),
         "broker_restarts": rng.choice((0, 0, 1, 2)),
     }
     return Options(**{**options, **fixed})
@@ -96,7 +100,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def _first_holder_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A contribution counts as soon as one server holds it (not every shard)."""
 
-    def check(self: g.Group, arrival: g.Arrival, out: g.Decisions) -> None:
+    def check(self: g.Group, arrival: de.Arrival, out: de.Decisions) -> None:
         if not arrival.arrived and arrival.finished and (arrival.held or arrival.void):
             arrival.held = set(self.servers)
             original(self, arrival, out)
@@ -194,7 +198,7 @@ def _the_gone_still_count(patch: pytest.MonkeyPatch) -> None:
     """A worker that is gone still counts as a member."""
     original = g.Group.leave
 
-    def leave(self: g.Group, number: int, out: g.Decisions) -> None:
+    def leave(self: g.Group, number: int, out: de.Decisions) -> None:
         if len(self.incarnations) > 1 and number in self.incarnations:
             return
         original(self, number, out)
@@ -222,7 +226,7 @@ def _ahead_of_the_log(patch: pytest.MonkeyPatch) -> None:
 def _finish_is_the_arrival(patch: pytest.MonkeyPatch) -> None:
     """The worker's word is enough: the servers need not hold anything (rule 2)."""
 
-    def check(self: g.Group, arrival: g.Arrival, out: g.Decisions) -> None:
+    def check(self: g.Group, arrival: de.Arrival, out: de.Decisions) -> None:
         arrival.held = set(self.servers)
         original(self, arrival, out)
 
@@ -244,7 +248,7 @@ def _the_log_is_shuffled(patch: pytest.MonkeyPatch) -> None:
     """The log's entries reach a server in another order than they were decided."""
     original = Router._flush
 
-    def flush(self: Router, out: g.Decisions) -> Any:
+    def flush(self: Router, out: de.Decisions) -> Any:
         out.entries.reverse()
         return original(self, out)
 

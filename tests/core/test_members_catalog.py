@@ -14,7 +14,7 @@ from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.wire import KeySpec
 from zkv_brokers.catalog import INIT_BYTES_MAX, Catalog, Pending
-from zkv_brokers.group import Decisions
+from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import INCARNATIONS_PER_TERM, Members, Server, Worker
 
 

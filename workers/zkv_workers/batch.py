@@ -62,6 +62,21 @@ class AnyBatch:
         return self._open.number
 
     @property
+    def clock(self) -> int:
+        """How many batches this worker had finished when this one was granted."""
+        return self._open.clock
+
+    @property
+    def lag_clocks(self) -> int:
+        """How many finished batches this worker was behind the fastest (0: it is the fastest)."""
+        return self._open.fastest - self._open.clock
+
+    @property
+    def spread_clocks(self) -> int:
+        """Finished batches of the fastest less those of the slowest worker, at the grant."""
+        return self._open.fastest - self._open.slowest
+
+    @property
     def cancelled(self) -> bool:
         """Whether the policy has cancelled this batch: going on is wasted work."""
         return self._open.cancelled

@@ -6,6 +6,7 @@ Part of the session: messages go to its link, blocks to the uploads, answers to 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ class _Open:
     name: ContributionId
     grant: int
     token: int
+    base: int
+    """The model version that it was computed on."""
 
 
 class Contributions:
@@ -51,6 +54,8 @@ class Contributions:
         self.plain = PlainPushes()
         self.uploads = uploads
         self.counts = dict.fromkeys(("batches", "committed", "cancelled", "discarded", "plain"), 0)
+        self.staleness: Counter[int] = Counter()
+        """How many committed batches were how many updates old."""
         self._layout = layout
         self._link = link
         self._answer = answer
@@ -114,7 +119,7 @@ class Contributions:
     ) -> None:
         """Say to every server of the group, and to the broker, that a contribution is complete."""
         self.uploads.conclude(name, grant, weight, skipped, self.index)
-        self._open[name.group, name.batch] = _Open(name, grant, token)
+        self._open[name.group, name.batch] = _Open(name, grant, token, self.cycle.version)
         self._link.send(c.Finish(name, grant, weight))
 
     # --- plain pushes ------------------------------------------------------------------------
@@ -165,6 +170,8 @@ class Contributions:
         self.uploads.forget(held.name)
         fate = s.Fate(version if version >= 0 else None, why)
         self.counts[fate.outcome] += 1
+        if fate.version is not None and group == MODEL:
+            self.staleness[fate.version - 1 - held.base] += 1
         self._answer(held.token, fate)
         if group != MODEL:
             self.plain.settled(group)

@@ -23,6 +23,8 @@ class Cycle:
     """How many batches were begun."""
     current: tuple[int, int] | None = None
     """(batch, grant) of the batch that is being computed, unless it was cancelled."""
+    version: int = 0
+    """The model version that the current batch computes on."""
     _granted: c.Granted | None = None
     _blocks: Mapping[int, Array] = field(default_factory=dict)
     _complete: bool = False
@@ -44,6 +46,7 @@ class Cycle:
         self.token = 0
         self.batch += 1
         self.current = (self.batch, granted.grant)
+        self.version = granted.version
         return token, Grant(
             batch=self.batch,
             grant=granted.grant,

@@ -87,6 +87,7 @@ def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
         "name": session.config.name,
         "batches": counts["batches"],
         "outcomes": {name: counts[name] for name in ("committed", "discarded", "cancelled")},
+        "staleness": {str(age): n for age, n in sorted(session.made.staleness.items())},
         "pulls": session.pulls.answered,
         "plain_pushes": counts["plain"],
         "wait_s": round(ledger.wait_s, 6),

@@ -115,6 +115,8 @@ class BatchState:
         self.number = grant.batch
         self.version = grant.version
         self.clock = grant.clock
+        self.slowest = grant.slowest
+        self.fastest = grant.fastest
         self.weight = weight
         self.cancelled = False
         self.began = time.monotonic()

@@ -1,0 +1,77 @@
+"""Commits on one server: the log's words turned into shares, square sums and new values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zkv import control as c
+from zkv.errors import ProtocolError
+from zkv.optim import clip_factor
+from zkv.optimizer_spec import OptimizerSpec
+from zkv.wire import MODEL, BlockSpec
+from zkv_brokers.bases import Bases
+from zkv_brokers.contributions import Contributions
+from zkv_brokers.store import Share, Store
+
+
+class Commits:
+    """Applies sets of contributions to this server's blocks."""
+
+    def __init__(self, store: Store, contributions: Contributions) -> None:
+        self.bases = Bases()
+        self._store = store
+        self._contributions = contributions
+
+    def granted(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
+        """Keep what a grant is given on, if delay compensation will ask for it."""
+        if entry.group == MODEL and self._store.settings.staleness.compensation:
+            pinned = {block.bid: self._store.blocks[block.bid].current for block in blocks}
+            self.bases.add(entry.incarnation, entry.grant, pinned)
+
+    def square_sums(self, entry: c.Sum, blocks: Sequence[BlockSpec]) -> list[tuple[int, float]]:
+        """Return Σ g² of each block's reduced gradient."""
+        return [
+            (
+                block.bid,
+                self._store.square_sums(block, self._shares(block, entry), entry.version - 1),
+            )
+            for block in blocks
+        ]
+
+    def commit(self, entry: c.Commit, blocks: Sequence[BlockSpec]) -> None:
+        """Apply the update, and settle its contributions."""
+
+        def scale(spec: OptimizerSpec) -> float:
+            if entry.square_sum is None or spec.clip_global_norm is None:
+                return 1.0
+            return clip_factor(entry.square_sum, spec.clip_global_norm)
+
+        for block in blocks:
+            shares = self._shares(block, entry)
+            if self._store.commit(block, shares, entry.version - 1, scale):
+                self._store.count(block, shares)
+        for one in entry.counted:
+            name = one.contribution
+            held = self._contributions.open.get(name)
+            # A server without a block of the group holds nothing of it; plain keys have no base.
+            if held is not None and entry.group == MODEL:
+                self.bases.release(name.incarnation, held.grant)
+            self._contributions.settle(name)
+
+    def _shares(self, block: BlockSpec, entry: c.Sum | c.Commit) -> list[Share]:
+        shares = []
+        for one in entry.counted:
+            name = one.contribution
+            held = self._contributions.open.get(name)
+            if held is None:
+                raise ProtocolError(
+                    f"the update to version {entry.version} of group {entry.group} counts {name}, "
+                    "which is not held here"
+                )
+            # Staleness is a matter of the model: a plain push is not computed on anything.
+            model = entry.group == MODEL
+            base = self.bases.values(name.incarnation, held.grant, block.bid) if model else None
+            age = one.staleness if model else 0
+            payload = held.payloads.get(block.bid)
+            shares.append(Share(one.weight, payload, held.skipped, age, base))
+        return shares
