@@ -1,4 +1,4 @@
-"""What a simulated run came to, as values, as plain data for JSON, and as rows of a table.
+"""What a simulated run came to, as values, and as plain data for JSON.
 
 Everything here is computed from what is given; this module must not know how a run is simulated,
 how a policy decides, or where anything is printed.
@@ -6,25 +6,11 @@ how a policy decides, or where anything is printed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from zkv.compute_times import Time
-
-COLUMNS = (
-    "policy",
-    "updates",
-    "arrived",
-    "applied",
-    "pending",
-    "cancelled",
-    "waiting",
-    "busy",
-    "useful",
-    "staleness max/mean",
-)
 
 
 class Applied(NamedTuple):
@@ -190,68 +176,3 @@ def to_plain(report: SimulationReport) -> dict[str, Any]:
 def number(time: Time) -> int | float:
     """A time as JSON has it: an integer if it is exact and whole, else a float."""
     return int(time) if not isinstance(time, float) and time == int(time) else float(time)
-
-
-def row(report: SimulationReport) -> tuple[str, ...]:
-    """One line of the table that compares policies, in the order of COLUMNS."""
-    return (
-        report.policy,
-        str(len(report.update_times)),
-        str(report.total("arrived")),
-        str(report.total("applied")),
-        str(len(report.pending)),
-        str(report.total("cancelled")),
-        short(report.total("waiting")),
-        percent(report.busy_share),
-        percent(report.useful_share),
-        f"{report.staleness_max} / {float(report.staleness_mean):.2f}",
-    )
-
-
-def worker_rows(report: SimulationReport) -> list[tuple[str, ...]]:
-    """One line for each worker, under these names: see `WORKER_COLUMNS`."""
-    return [
-        (
-            str(account.worker),
-            str(account.arrived),
-            str(account.applied),
-            str(account.pending),
-            str(account.cancelled),
-            short(account.cancelled_time),
-            short(account.waiting),
-            short(account.transfer),
-            percent(ratio(account.busy, report.time)),
-            percent(ratio(account.useful, report.time)),
-            percent(ratio(account.applied, report.total("applied"))),
-        )
-        for account in report.accounts
-    ]
-
-
-WORKER_COLUMNS: Sequence[str] = (
-    "worker",
-    "arrived",
-    "applied",
-    "pending",
-    "cancelled",
-    "time lost",
-    "waiting",
-    "transfer",
-    "busy",
-    "useful",
-    "share of applied",
-)
-
-
-def short(time: Time) -> str:
-    """A time for a person: up to six digits.
-
-    >>> short(Fraction(1, 3)), short(15)
-    ('0.333333', '15')
-    """
-    return f"{float(time):.6g}"
-
-
-def percent(share: Time) -> str:
-    """A share for a person, such as "66.67 %"."""
-    return f"{float(share):.2%}".replace("%", " %")

@@ -96,6 +96,13 @@ class Members:
         """Return the member with this name."""
         return next((w for w in self.workers.values() if w.hello.name == name), None)
 
+    def holder(self, hello: c.WorkerHello) -> Worker | None:
+        """Return who has the name that a newcomer wants, or its rank."""
+        same = self.named(hello.name)
+        if same is None and not hello.observer:
+            same = self.numbered(hello.rank)
+        return same
+
     def admit(self, peer: int, hello: c.WorkerHello) -> Worker | ZkvError:
         """Make a worker a member, or say why it cannot be one."""
         if self.named(hello.name) is not None:

@@ -59,6 +59,7 @@ class Router:
         self.log = Log(keep=config.keep_log)
         self.failed: c.Fatal | None = None
         self._queued_hellos: dict[int, c.WorkerHello] = {}
+        self._contested: dict[int, tuple[c.WorkerHello, float]] = {}
         self._told: dict[int, str] = {}
         self._line_passed = False
         self._addresses: ServersChanged | None = None
@@ -157,9 +158,12 @@ class Router:
         if not self.members.complete:
             self._queued_hellos[peer] = hello
             return
-        silent = self.members.named(hello.name)
-        if silent is not None and self.hub.silent_s(silent.peer) > 3 * self.config.beat_s:
-            self._remove(silent, f"its name {hello.name!r} came back with a new process", out)
+        holder = self.members.holder(hello)
+        if holder is not None and self._contested.setdefault(peer, (hello, self.hub.now)):
+            return
+        self._admit(peer, hello, out)
+
+    def _admit(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
         admitted = self.members.admit(peer, hello)
         if isinstance(admitted, ZkvError):
             raise admitted
@@ -172,6 +176,25 @@ class Router:
                 out.tell(admitted.incarnation, c.Ready(told.init))
         if not hello.observer:
             self.groups.welcome(admitted, out)
+
+    def _settle_contested(self, out: Decisions) -> None:
+        """Decide about newcomers whose name or rank is held: does the holder still live? (D26)
+
+        A live one is heard within a beat, and keeps its place; a dead one loses it within three.
+        """
+        for peer, (hello, since) in list(self._contested.items()):
+            holder = self.members.holder(hello)
+            waited = self.hub.now - since
+            lives = holder is not None and self.hub.silent_s(holder.peer) < waited
+            if holder is not None and not lives and waited <= 3 * self.config.beat_s:
+                continue
+            del self._contested[peer]
+            if holder is not None and not lives:
+                self._remove(holder, "a new process came in its place, and it was silent", out)
+            try:
+                self._admit(peer, hello, out)
+            except ZkvError as error:
+                self._refuse(peer, 0, error)
 
     def _hello_server(self, peer: int, hello: c.ServerHello, out: Decisions) -> None:
         if hello.started and not self.members.complete:
@@ -353,6 +376,7 @@ class Router:
             silent = self.hub.silent_s(worker.peer)
             if silent > self.config.worker_lost_s:
                 self._remove(worker, f"nothing was heard of it for {silent:.1f} s", out)
+        self._settle_contested(out)
         self._settle_leavers(out)
         for server in self.members.servers.values():
             silent = self.hub.silent_s(server.peer)
@@ -366,6 +390,7 @@ class Router:
             if strange and self.hub.silent_s(peer) > self.config.worker_lost_s:
                 self.hub.forget(peer)
                 self._queued_hellos.pop(peer, None)
+                self._contested.pop(peer, None)
         if now >= self._next_beat:
             self._next_beat = now + self.config.beat_s
             for peer in self.hub.peers():

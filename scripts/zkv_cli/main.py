@@ -11,6 +11,7 @@ import typer
 from zkv_cli import options as o
 from zkv_cli import plan
 from zkv_cli.exits import EPILOG, reporting
+from zkv_cli.simulate import simulate
 
 app = typer.Typer(
     name="zkv",
@@ -349,3 +350,6 @@ def export(
 
         version, keys, size = write_model(address, file, timeout)
         typer.echo(f"{file}: version {version}, {keys} keys, {size} bytes")
+
+
+app.command()(simulate)
