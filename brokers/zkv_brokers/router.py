@@ -20,6 +20,7 @@ from zkv_brokers import requests
 from zkv_brokers.catalog import Catalog, Pending
 from zkv_brokers.config import RouterConfig as RouterConfig
 from zkv_brokers.decisions import Decisions, Pins
+from zkv_brokers.door import Door
 from zkv_brokers.group import Group
 from zkv_brokers.groups import Groups
 from zkv_brokers.hub import Hub
@@ -58,8 +59,7 @@ class Router:
         self.hub = Hub(instance, resend_s=config.link_resend_s)
         self.log = Log(keep=config.keep_log)
         self.failed: c.Fatal | None = None
-        self._queued_hellos: dict[int, c.WorkerHello] = {}
-        self._contested: dict[int, tuple[c.WorkerHello, float]] = {}
+        self.door = Door(self)
         self._told: dict[int, str] = {}
         self._line_passed = False
         self._addresses: ServersChanged | None = None
@@ -93,7 +93,7 @@ class Router:
                     try:
                         self._take(peer, message, out)
                     except (ProtocolError, Refused, ValueError) as error:
-                        self._refuse(peer, getattr(message, "token", 0), error)
+                        self.refuse(peer, getattr(message, "token", 0), error)
             case Tick():
                 self._tick(now, out)
             case ServerLink(index, up):
@@ -118,7 +118,8 @@ class Router:
         self._addresses = None
         return actions + self.hub.outgoing()
 
-    def _refuse(self, peer: int, token: int, error: Exception) -> None:
+    def refuse(self, peer: int, token: int, error: Exception) -> None:
+        """Turn a request down, and say why to both sides."""
         who = self.members.by_peer.get(peer, "a newcomer")
         self.hub.note("warning", f"refused a request of {who}: {error}")
         if token or not isinstance(who, Server):  # A server passes on what some worker has sent.
@@ -132,7 +133,7 @@ class Router:
             case c.WorkerHello() | c.ServerHello() if who is not None:
                 pass  # Said twice: a process is one member.
             case c.WorkerHello():
-                self._hello_worker(peer, message, out)
+                self.door.knock(peer, message, out)
             case c.ServerHello():
                 self._hello_server(peer, message, out)
             case c.Beat():
@@ -150,51 +151,6 @@ class Router:
                 self._from_server(who, message, out)
             case _:
                 raise Refused(f"{type(message).__name__} came before any hello; join first")
-
-    def _hello_worker(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
-        if self.failed is not None:
-            self.hub.send(peer, self.failed)
-            return
-        if not self.members.complete:
-            self._queued_hellos[peer] = hello
-            return
-        holder = self.members.holder(hello)
-        if holder is not None and self._contested.setdefault(peer, (hello, self.hub.now)):
-            return
-        self._admit(peer, hello, out)
-
-    def _admit(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
-        admitted = self.members.admit(peer, hello)
-        if isinstance(admitted, ZkvError):
-            raise admitted
-        self.hub.note("info", f"{admitted} joined")
-        self._log_epoch(out)
-        out.tell(admitted.incarnation, requests.welcome(self, admitted))
-        for told in self.catalog.history:
-            out.tell(admitted.incarnation, told)
-            if isinstance(told, c.Layout):
-                out.tell(admitted.incarnation, c.Ready(told.init))
-        if not hello.observer:
-            self.groups.welcome(admitted, out)
-
-    def _settle_contested(self, out: Decisions) -> None:
-        """Decide about newcomers whose name or rank is held: does the holder still live? (D26)
-
-        A live one is heard within a beat, and keeps its place; a dead one loses it within three.
-        """
-        for peer, (hello, since) in list(self._contested.items()):
-            holder = self.members.holder(hello)
-            waited = self.hub.now - since
-            lives = holder is not None and self.hub.silent_s(holder.peer) < waited
-            if holder is not None and not lives and waited <= 3 * self.config.beat_s:
-                continue
-            del self._contested[peer]
-            if holder is not None and not lives:
-                self._remove(holder, "a new process came in its place, and it was silent", out)
-            try:
-                self._admit(peer, hello, out)
-            except ZkvError as error:
-                self._refuse(peer, 0, error)
 
     def _hello_server(self, peer: int, hello: c.ServerHello, out: Decisions) -> None:
         if hello.started and not self.members.complete:
@@ -215,12 +171,7 @@ class Router:
         if self.members.complete:
             addresses = tuple((s.index, s.hello.address) for s in self.members.servers.values())
             self._addresses = ServersChanged(addresses)
-            waiting, self._queued_hellos = self._queued_hellos, {}
-            for worker_peer, worker_hello in waiting.items():
-                try:
-                    self._hello_worker(worker_peer, worker_hello, out)
-                except ZkvError as error:
-                    self._refuse(worker_peer, 0, error)
+            self.door.open(out)
 
     def _from_worker(self, worker: Worker, message: c.Message, out: Decisions) -> None:
         match message:
@@ -329,14 +280,16 @@ class Router:
 
     # --- members -----------------------------------------------------------------------------
 
-    def _log_epoch(self, out: Decisions) -> None:
+    def log_epoch(self, out: Decisions) -> None:
+        """Write down who is a member from here on."""
         out.log(c.Epoch(self.members.epoch, self.members.incarnations(), self.groups.kept()))
 
-    def _remove(self, worker: Worker, why: str, out: Decisions) -> None:
+    def remove(self, worker: Worker, why: str, out: Decisions) -> None:
+        """Let a worker go, or give it up."""
         self.hub.note("info" if worker.leaving else "warning", f"{worker} is gone: {why}")
         self.members.remove(worker)
         self._told.pop(worker.incarnation, None)
-        self._log_epoch(out)
+        self.log_epoch(out)
         self.catalog.lost(worker.incarnation, self.config.servers, self.model_spec, out)
         self.groups.leave(worker, out)
         self._begin(out)
@@ -349,7 +302,7 @@ class Router:
         self.groups.pause(out)
         for worker in [w for w in self.members.workers.values() if w.leaving]:
             if not self.groups.unfinished(worker):
-                self._remove(worker, "it left", out)
+                self.remove(worker, "it left", out)
         training = self.members.training()
         self._line_passed = self._line_passed or len(training) >= self.members.expected
         if not self._line_passed or not any(worker.barrier_token for worker in training):
@@ -375,8 +328,8 @@ class Router:
         for worker in list(self.members.workers.values()):
             silent = self.hub.silent_s(worker.peer)
             if silent > self.config.worker_lost_s:
-                self._remove(worker, f"nothing was heard of it for {silent:.1f} s", out)
-        self._settle_contested(out)
+                self.remove(worker, f"nothing was heard of it for {silent:.1f} s", out)
+        self.door.settle(out)
         self._settle_leavers(out)
         for server in self.members.servers.values():
             silent = self.hub.silent_s(server.peer)
@@ -389,13 +342,12 @@ class Router:
             strange = peer not in self.members.by_peer
             if strange and self.hub.silent_s(peer) > self.config.worker_lost_s:
                 self.hub.forget(peer)
-                self._queued_hellos.pop(peer, None)
-                self._contested.pop(peer, None)
+                self.door.forget(peer)
         if now >= self._next_beat:
             self._next_beat = now + self.config.beat_s
             for peer in self.hub.peers():
                 self.hub.send(peer, c.Beat(now))
-            requests.explain(self, self._queued_hellos, self._told)
+            requests.explain(self, self.door.outside, self._told)
 
     # --- settings ----------------------------------------------------------------------------
 

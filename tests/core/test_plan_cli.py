@@ -213,8 +213,12 @@ def test_placement() -> None:
     [
         (
             "transfer --entries 100M --density 1% --link 10Gb/s --scale-bytes 4",
-            ["1 % of 100,000,000 = 1,000,000", "(32 + 32 for its position) bit / 8 + 4 B of scales"]
-            + ["= 8 MB (float32 / 50)", "8 MB × 8 / 10 Gb/s = 6.4 ms"],
+            [
+                "1 % of 100,000,000 = 1,000,000",
+                "(32 + 32 for its position) bit / 8 + 4 B of scales",
+                "= 8 MB (float32 / 50)",
+                "8 MB × 8 / 10 Gb/s = 6.4 ms",
+            ],
         ),
         (
             "transfer --entries 100M --link 10Gb/s",
@@ -226,18 +230,31 @@ def test_placement() -> None:
         ),
         (
             "overlap --compute 60ms --communication 40ms --chunks 4",
-            ["60 ms + 40 ms = 100 ms", "max(60 ms, 40 ms) = 60 ms", "100 ms / 60 ms = 1.66667"]
-            + ["(60 ms + 3 × max(60 ms, 40 ms) + 40 ms) / 4 = 70 ms"],
+            [
+                "60 ms + 40 ms = 100 ms",
+                "max(60 ms, 40 ms) = 60 ms",
+                "100 ms / 60 ms = 1.66667",
+                "(60 ms + 3 × max(60 ms, 40 ms) + 40 ms) / 4 = 70 ms",
+            ],
         ),
         (
             "stragglers --workers 64 --threshold 48",
-            ["48 of 64, exact", "(H_64 − H_16) × 1 s = 1.36316 s", "limit for many workers"]
-            + ["ln(64 / 16) × 1 s = 1.38629 s", "H_64 × 1 s = 4.74389 s"],
+            [
+                "48 of 64, exact",
+                "(H_64 − H_16) × 1 s = 1.36316 s",
+                "limit for many workers",
+                "ln(64 / 16) × 1 s = 1.38629 s",
+                "H_64 × 1 s = 4.74389 s",
+            ],
         ),
         (
             "aggregate --size 160MB --devices 4 --link 16GB/s",
-            ["2 × (4 − 1) × 160 MB × 8 / 128 Gb/s = 60 ms", "2 × 4 × 160 MB", "= 80 ms"]
-            + ["160 MB / 4 × 8 / 128 Gb/s = 15 ms"],
+            [
+                "2 × (4 − 1) × 160 MB × 8 / 128 Gb/s = 60 ms",
+                "2 × 4 × 160 MB",
+                "= 80 ms",
+                "160 MB / 4 × 8 / 128 Gb/s = 15 ms",
+            ],
         ),
         (
             "ring --size 160MB --nodes 4 --link 16GB/s",

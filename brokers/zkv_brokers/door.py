@@ -1,0 +1,97 @@
+"""The broker's door: workers that said hello and are not members yet.
+
+They wait there for the servers to be complete, or, when somebody else holds their name or rank, for
+the answer whether that one still lives. Part of the router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from zkv import control as c
+from zkv.errors import ZkvError
+from zkv_brokers import requests
+from zkv_brokers.decisions import Decisions
+
+if TYPE_CHECKING:
+    from zkv_brokers.router import Router
+
+
+class Door:
+    """Newcomers, by the instance number of their process."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._early: dict[int, c.WorkerHello] = {}
+        self._contested: dict[int, tuple[c.WorkerHello, float]] = {}
+
+    @property
+    def outside(self) -> Iterable[int]:
+        """Who waits for the servers to be complete."""
+        return self._early
+
+    def knock(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
+        """A worker wants in.
+
+        Raises:
+            ZkvError: it cannot be a member.
+        """
+        router = self._router
+        if router.failed is not None:
+            router.hub.send(peer, router.failed)
+        elif not router.members.complete:
+            self._early[peer] = hello
+        elif router.members.holder(hello) is not None:
+            self._contested.setdefault(peer, (hello, router.hub.now))
+        else:
+            self._admit(peer, hello, out)
+
+    def open(self, out: Decisions) -> None:
+        """All servers are here: let in who has waited for them."""
+        early, self._early = self._early, {}
+        for peer, hello in early.items():
+            try:
+                self.knock(peer, hello, out)
+            except ZkvError as error:
+                self._router.refuse(peer, 0, error)
+
+    def settle(self, out: Decisions) -> None:
+        """Decide about newcomers whose name or rank is held: does the holder still live?
+
+        A live one is heard within a beat, and keeps its place; a dead one loses it within three.
+        """
+        router = self._router
+        for peer, (hello, since) in list(self._contested.items()):
+            holder = router.members.holder(hello)
+            waited = router.hub.now - since
+            lives = holder is not None and router.hub.silent_s(holder.peer) < waited
+            if holder is not None and not lives and waited <= 3 * router.config.beat_s:
+                continue
+            del self._contested[peer]
+            if holder is not None and not lives:
+                router.remove(holder, "a new process came in its place, and it was silent", out)
+            try:
+                self._admit(peer, hello, out)
+            except ZkvError as error:
+                router.refuse(peer, 0, error)
+
+    def forget(self, peer: int) -> None:
+        """A newcomer has given up."""
+        self._early.pop(peer, None)
+        self._contested.pop(peer, None)
+
+    def _admit(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
+        router = self._router
+        admitted = router.members.admit(peer, hello)
+        if isinstance(admitted, ZkvError):
+            raise admitted
+        router.hub.note("info", f"{admitted} joined")
+        router.log_epoch(out)
+        out.tell(admitted.incarnation, requests.welcome(router, admitted))
+        for told in router.catalog.history:
+            out.tell(admitted.incarnation, told)
+            if isinstance(told, c.Layout):
+                out.tell(admitted.incarnation, c.Ready(told.init))
+        if not hello.observer:
+            router.groups.welcome(admitted, out)
