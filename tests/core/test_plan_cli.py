@@ -139,6 +139,8 @@ def test_transfer(encoding: list[str], size: int, time_s: float, ratio: float) -
     assert told["payload_bytes"] == size
     assert told["transfer_s"] == pytest.approx(time_s)
     assert told["float32_ratio"] == pytest.approx(ratio)
+    sent_bits = {"1%": 32, "0.01": 64}.get(encoding[1] if encoding else "", 0)
+    assert told["index_bits"] == sent_bits
     assert told["kept_entries"] == (1_000_000 if "--density" in encoding else 100_000_000)
     assert (told["entries"], told["bits_per_s"]) == (100_000_000, 1e10)
 

@@ -15,6 +15,7 @@ from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.faces import Clock, Key, Ledger
+from zkv_workers.local import AsyncLocal
 from zkv_workers.model import BatchState, ConnectOptions, session_config
 
 
@@ -158,6 +159,10 @@ class AsyncWorker:
     def batch(self, weight: float = 1.0) -> AsyncBatch:
         """Return the next mini-batch, of `weight` samples, as an async context manager."""
         return AsyncBatch(self, weight)
+
+    def local(self, h: int) -> AsyncLocal:
+        """Return rounds of `h` local batches (see `Worker.local`), entered with `async with`."""
+        return AsyncLocal(self, h)
 
     def push(self, key: Key, value: Any, *, weight: float = 1.0) -> asyncio.Future[str]:
         """Push one key by itself; returns at once, the future has the outcome."""

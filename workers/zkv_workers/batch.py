@@ -96,6 +96,10 @@ class AnyBatch:
         for bid, payload in state.packer.add(key, gradient):
             self._feed(s.SendBlock(state.number, bid, payload))
 
+    def set_weight(self, weight: float) -> None:
+        """Say of how many samples this batch is, before the block is left (for local rounds)."""
+        self._open.weight = check_weight(weight)
+
     @property
     def outcome(self) -> str:
         """How the batch stands.

@@ -21,6 +21,7 @@ from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.faces import Clock, Key, Ledger
+from zkv_workers.local import Local
 from zkv_workers.model import BatchState, ConnectOptions, session_config
 from zkv_workers.waiting import Pushed, copy_result, result_of
 
@@ -205,6 +206,14 @@ class Worker:
     def batch(self, weight: float = 1.0) -> Batch:
         """Return the next mini-batch, of `weight` samples, as a context manager."""
         return Batch(self, weight)
+
+    def local(self, h: int) -> Local:
+        """Return rounds of `h` local batches: one contribution for what each round has changed.
+
+        ``with worker.local(h=8) as local:``, and in it ``with local.batch(weight=32) as batch:``,
+        whose `batch.params` are the worker's own and changed in place by a rule of your own.
+        """
+        return Local(self, h)
 
     def push(self, key: Key, value: Any, *, weight: float = 1.0) -> Pushed:
         """Push one key by itself, to be combined with the other workers' pushes; returns at
