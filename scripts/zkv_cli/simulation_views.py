@@ -235,7 +235,9 @@ def _legend(reports: Sequence[SimulationReport]) -> list[Any]:
     from matplotlib.patches import Patch
 
     seen = {span.kind for report in reports for span in report.spans}
-    patches = [Patch(facecolor=COLOURS[kind], label=NAMES[kind]) for kind in COLOURS if kind in seen]
+    patches = [
+        Patch(facecolor=COLOURS[kind], label=NAMES[kind]) for kind in COLOURS if kind in seen
+    ]
     # A short upright stroke, as in the panels.
     stroke = Line2D(
         [], [], color="black", marker="|", linestyle="none", markersize=11, label="update"

@@ -1,16 +1,9 @@
-"""Worked examples of every policy: three workers that need 2, 5 and 7 for each batch.
+"""Worked examples of the synchroniser's rules: joins, departures, void and late work, switches.
 
-The expected runs stand in fixtures/sync_oracle.json. The driver here is the smallest that can
-carry out the synchroniser's actions: one heap of finish times, in worker order at one time.
+Whole runs with compute times are the simulator's: see test_simulator_oracle.py.
 """
 
 from __future__ import annotations
-
-import heapq
-import json
-from dataclasses import dataclass, field
-from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -33,155 +26,12 @@ from zkv.sync import (
     ssp,
 )
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "sync_oracle.json"
-ORACLE = {name: run for name, run in json.loads(FIXTURE.read_text()).items() if name != "about"}
-COMPUTE = {1: 2, 2: 5, 3: 7}
-EVERY_POLICY = tuple(ORACLE)
-
-
-@dataclass
-class Run:
-    """A cluster in virtual time, and everything that happened in it."""
-
-    text: str
-    compute: dict[int, int]
-    now: int = 0
-    applied: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    update_times: list[int] = field(default_factory=list)
-    arrivals: list[tuple[int, int, int]] = field(default_factory=list)  # time, worker, grant
-    cancels: list[tuple[int, int, int]] = field(default_factory=list)  # time, worker, time lost
-    busy: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self):
-        self.machine = Synchronizer(policy(self.text), members_min=len(self.compute))
-        self.open: dict[int, tuple[int, int]] = {}  # worker: (grant, begun at)
-        self.finishes: list[tuple[int, int, int]] = []
-        self.busy = dict.fromkeys(self.compute, 0)
-        for worker in self.compute:
-            self.carry_out(Joined(worker))
-
-    def through(self, until: int) -> Run:
-        while self.finishes and self.finishes[0][0] <= until:
-            self.now, worker, grant = heapq.heappop(self.finishes)
-            if self.open.get(worker, (0, 0))[0] == grant:
-                self.end(worker)
-                self.arrivals.append((self.now, worker, grant))
-                self.carry_out(Finished(worker, grant))
-        self.now = until
-        for worker, (grant, begun) in self.open.items():
-            self.busy[worker] += until - begun
-            self.open[worker] = (grant, until)
-        return self
-
-    def carry_out(self, event):
-        if isinstance(event, Left) and event.worker in self.open:
-            self.end(event.worker)
-        for action in self.machine.handle(event):
-            match action:
-                case Commit(version, contributions):
-                    self.update_times.append(self.now)
-                    # The oracle lists an update's contributions as they arrived.
-                    arrived = {(w, grant): at for at, (_, w, grant) in enumerate(self.arrivals)}
-                    for c in sorted(contributions, key=lambda c: arrived[c.worker, c.grant]):
-                        time = self.arrivals[arrived[c.worker, c.grant]][0]
-                        row = (time, self.now, c.worker, c.base_version, version - 1)
-                        self.applied.append(row)
-                case Cancel(worker, grant):
-                    assert self.open[worker][0] == grant
-                    self.cancels.append((self.now, worker, self.now - self.open[worker][1]))
-                    self.end(worker)
-                case Start(worker, grant, _):
-                    self.open[worker] = (grant, self.now)
-                    heapq.heappush(self.finishes, (self.now + self.compute[worker], worker, grant))
-
-    def end(self, worker: int):
-        self.busy[worker] += self.now - self.open.pop(worker)[1]
-
-    def staleness(self) -> list[int]:
-        return [before - base for _, _, _, base, before in self.applied]
-
-
-def per_worker(rows) -> list[int]:
-    workers = [row[0] for row in rows]
-    return [workers.count(worker) for worker in COMPUTE]
-
-
-@pytest.mark.parametrize("until", [14, 15, 30, 60])
-@pytest.mark.parametrize("text", ORACLE)
-def test_workers_of_2_5_and_7_give_the_oracles_numbers(text, until):
-    run = Run(text, COMPUTE).through(until)
-    expected = ORACLE[text]["through"][str(until)]
-    pending = {(c.worker, c.grant) for c in run.machine.pending}
-
-    assert run.update_times == expected["update_times"]
-    assert run.machine.version == len(expected["update_times"])
-    assert per_worker((w,) for _, w, _ in run.arrivals) == expected["arrived"]
-    assert per_worker((row[2],) for row in run.applied) == expected["applied"]
-    assert [[t, w] for t, w, g in run.arrivals if (w, g) in pending] == expected["pending"]
-    assert list(run.busy.values()) == expected["busy"]
-    assert [until - busy for busy in run.busy.values()] == expected["waiting"]
-    assert sum(COMPUTE[row[2]] for row in run.applied) == expected["useful"]
-    assert [list(cancel) for cancel in run.cancels] == expected["cancels"]
-    assert per_worker((w,) for _, w, _ in run.cancels) == expected["cancelled"]
-    lost = [sum(lost for _, w, lost in run.cancels if w == worker) for worker in COMPUTE]
-    assert lost == expected["cancelled_time"]
-    assert run.staleness() == expected["staleness"]
-    assert Fraction(sum(run.staleness()), len(run.applied)) == Fraction(expected["staleness_mean"])
-    trace = [row for row in ORACLE[text]["applied"] if row[1] <= until]
-    assert [list(row) for row in run.applied] == trace
-
-
-def test_bsp_updates_at_7_and_14_with_six_gradients_and_14_of_21_busy():
-    run = Run("bsp", COMPUTE).through(14)
-    assert (run.update_times, len(run.applied)) == ([7, 14], 6)
-    assert Fraction(sum(run.busy.values()), 3 * 14) == Fraction(14, 21)
-
-
-def test_asp_applies_twelve_gradients_by_15_and_the_third_workers_first_is_four_updates_old():
-    run = Run("asp", COMPUTE).through(15)
-    assert len(run.applied) == 12
-    assert next(row for row in run.applied if row[2] == 3) == (7, 7, 3, 0, 4)
-
-
-def test_ssp_1_holds_the_first_worker_from_4_to_7_for_the_third():
-    run = Run("ssp:1", COMPUTE).through(4)
-    assert run.machine.waiting(1) == Waiting(
-        "ssp:1: at most 1 finished batches ahead of the slowest", on=(2, 3), need=1, have=0
-    )
-    run.through(5)
-    assert run.machine.waiting(1).on == (3,)
-    assert run.through(7).machine.waiting(1) is None
-    assert run.busy[1] == 4
-
-
-def test_k_batch_bsp_cancels_two_thirds_of_the_work_for_one_worker():
-    run = Run("k-batch-bsp:2", COMPUTE).through(12)
-    assert run.update_times == [4, 8, 12]
-    assert {row[2] for row in run.applied} == {1}
-    assert sum(lost for _, _, lost in run.cancels) == 24
-
-
-@pytest.mark.parametrize(
-    ("text", "k", "period"), [("asp", 1, 700), ("k-batch-asp:2", 2, 700), ("k-asp:2", 2, 640)]
+EVERY_POLICY = (
+    *("bsp", "asp", "ssp:0", "ssp:1", "ssp:2", "ssp:3"),
+    *("k-bsp:2", "k-batch-bsp:2", "k-asp:2", "k-batch-asp:2"),
 )
-def test_staleness_in_the_long_run(text, k, period):
-    # With K workers of any speeds, ASP's mean staleness tends to K - 1; groups of k divide it.
-    run = Run(text, COMPUTE).through(period)
-    mean = Fraction(sum(run.staleness()), len(run.applied))
-    expected = Fraction(1, 2) if text == "k-asp:2" else Fraction(3 - 1, k)
-    assert abs(mean - expected) < Fraction(2, 100)
-
 
 # Joins, departures and odd sizes
-
-
-@pytest.mark.parametrize("text", EVERY_POLICY)
-def test_one_worker_alone_makes_an_update_of_every_batch(text):
-    run = Run(text, {1: 3}).through(30)
-    assert run.update_times == list(range(3, 31, 3))
-    assert run.busy == {1: 30}
-    assert set(run.staleness()) == {0}
-    assert run.cancels == []
 
 
 @pytest.mark.parametrize("text", EVERY_POLICY)

@@ -2,8 +2,8 @@
 
 Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv:1805.09767; with an
 outer Nesterov on the servers it is DiLoCo: Douillard et al., "DiLoCo: Distributed Low-Communication
-Training of Language Models", arXiv:2311.08105. The contribution of a round is start − end, summed up
-over its batches by the user's own inner rule; the servers' rule is the outer one, and `sgd:lr=1`
+Training of Language Models", arXiv:2311.08105. The contribution of a round is start − end, summed
+up over its batches by the user's own inner rule; the servers' rule is the outer one, and `sgd:lr=1`
 there makes plain averaging.
 """
 
