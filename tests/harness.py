@@ -56,17 +56,19 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Start a broker and servers on free loopback ports; stop them at the end.
 
-    `server_options` in `options` go to the servers' configuration, the rest to the broker's.
+    `server_options` in `options` go to the servers' configuration, the rest to the broker's;
+    `server_records` are files, one for each server, that record its life.
     """
     server_options = options.pop("server_options", {})
+    records = options.pop("server_records", [None] * servers)
     config = BrokerConfig(policy(policy_text), bind="tcp://127.0.0.1:0", servers=servers)
     broker = Broker(replace(config, **options))
     broker.start()
     made = Cluster(broker, [], route=route)
     made.tasks.append(asyncio.create_task(broker.serve()))
     try:
-        for _ in range(servers):
-            server = Server(ServerConfig(broker.address, **server_options))
+        for record in records:
+            server = Server(ServerConfig(broker.address, record=record, **server_options))
             server.start()
             made.servers.append(server)
             made.tasks.append(asyncio.create_task(server.serve()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -16,6 +17,7 @@ import zmq
 from zkv.errors import ConfigError
 from zkv.policy import SyncPolicy
 from zkv_brokers import router as r
+from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
 from zkv_net import loop as net
 from zkv_net.sockets import (
@@ -48,6 +50,8 @@ class BrokerConfig:
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
     io_threads: int = 1
+    record: Path | None = None
+    """Where to write down all that is heard, for a replay."""
 
 
 class Broker:
@@ -61,6 +65,7 @@ class Broker:
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
         self._control: FdSocket | None = None
         self._relay: Relay | None = None
+        self._recorder: Recorder | None = None
         self._received_now: list[r.Event] = []
         self._stopped = asyncio.Event()
 
@@ -94,9 +99,11 @@ class Broker:
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,
         )
-        self.router = r.Router(
-            router_config, term=net.term_number(), instance=net.broker_instance()
-        )
+        term, instance = net.term_number(), net.broker_instance()
+        self.router = r.Router(router_config, term=term, instance=instance)
+        if config.record is not None:
+            self._recorder = Recorder(config.record)
+            self._recorder.broker(router_config, term, instance)
         self._control = FdSocket(control, self._received, turn_over=self._turn_over)
         self._relay = Relay(self._context, data, self._link_changed)
 
@@ -125,7 +132,10 @@ class Broker:
         assert self.router is not None
         assert self._control is not None
         assert self._relay is not None
-        for action in self.router.turn(events, asyncio.get_running_loop().time()):
+        now = asyncio.get_running_loop().time()
+        if self._recorder is not None:
+            self._recorder.turn(events, now)
+        for action in self.router.turn(events, now):
             match action:
                 case r.Send(route, frame):
                     self._control.send([route, frame])
@@ -150,6 +160,8 @@ class Broker:
 
     def close(self) -> None:
         """Close all sockets in bounded time."""
+        if self._recorder is not None and self.router is not None:
+            self._recorder.close(self.router.log.digest)
         if self._control is not None:
             self._control.close(LINGER_MS)
         if self._relay is not None:

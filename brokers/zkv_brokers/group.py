@@ -286,12 +286,14 @@ class Group:
         out.tell(name.incarnation, c.Settled([(self.group, name.batch, version, why)]))
 
     def _cancel(self, number: int, grant: int, out: Decisions) -> None:
+        # A grant that is not used before a barrier is taken back too, but nothing was cancelled.
+        if (number, grant) in self._bases:
+            self.tally(number).cancelled += 1
         self._take_back(self.incarnations[number], number, grant, out)
 
     def _take_back(self, incarnation: int, number: int, grant: int, out: Decisions) -> None:
         self._reserved.discard((number, grant))
-        if self._bases.pop((number, grant), None) is not None:
-            self.tally(number).cancelled += 1
+        self._bases.pop((number, grant), None)
         self._over.setdefault(incarnation, Marks()).settle(grant)
         self._pins.by_grant.pop((incarnation, self.group, grant), None)
         self._starts = deque(s for s in self._starts if (s.worker, s.grant) != (number, grant))

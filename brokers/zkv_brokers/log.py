@@ -6,9 +6,11 @@ arrived, so the log itself may forget it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 
 from zkv import control as c
+from zkv.wire import encode
 
 
 class Log:
@@ -18,6 +20,7 @@ class Log:
         self._keep = keep
         self._first = 0
         self._entries: list[c.Entry] = []
+        self._hash = hashlib.sha256()
 
     def __len__(self) -> int:
         """How many entries were ever written: the next one has this index."""
@@ -30,6 +33,13 @@ class Log:
     def extend(self, entries: Sequence[c.Entry]) -> None:
         """Write entries."""
         self._entries += entries
+        for entry in entries:
+            self._hash.update(encode(entry))
+
+    @property
+    def digest(self) -> str:
+        """A digest of all entries that were ever written."""
+        return self._hash.hexdigest()
 
     def since(self, index: int) -> list[c.Entry]:
         """Return the entries from this index on; they must not be forgotten yet."""

@@ -1,40 +1,49 @@
-"""Why somebody waits, in words: who is missing, since when, where, and under which rule.
+"""Why somebody waits: who is missing, where, since when silent, and under which rule.
 
-Pure text from the broker's state; decides nothing.
+Values (`zkv.reasons`) from the broker's state; decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from zkv.reasons import NAMES_MAX, ON_THEIR_WAY, Reason, Who
 from zkv_brokers.group import Group
-from zkv_brokers.members import Members, Worker
+from zkv_brokers.members import Members, Server, Worker
 
-NAMES_MAX = 4
+Silence = Callable[[Worker | Server], float]
+"""For how long nothing was heard of a member, in seconds."""
 
 
-def servers_missing(members: Members, address: str) -> str:
+def servers_missing(members: Members, address: str) -> Reason | None:
     """Return which servers have not announced themselves, and how to start one."""
     missing = [index for index in range(members.servers_wanted) if index not in members.servers]
     if not missing:
-        return ""
+        return None
     which = ", ".join(str(index + 1) for index in missing)
     plural = "servers" if len(missing) > 1 else "server"
-    return (
-        f"waiting for {plural} {which} of {members.servers_wanted}: nothing has announced "
+    return Reason(
+        "every server must be here",
+        need=members.servers_wanted,
+        have=len(members.servers),
+        words=f"waiting for {plural} {which} of {members.servers_wanted}: nothing has announced "
         f"itself at {address}; "
-        f"start one with: zkv server --broker {address}"
+        f"start one with: zkv server --broker {address}",
     )
 
 
-def workers_missing(members: Members) -> str:
-    """Return how many workers the start line still waits for; "" if none."""
+def workers_missing(members: Members) -> Reason | None:
+    """Return how many workers the start line still waits for; None if it does not."""
     here = members.training()
     if len(here) >= members.expected:
-        return ""
-    names = _named(here)
+        return None
     count = f"{members.expected - len(here)} of {members.expected}"
-    return f"waiting for {count} workers to join; here are {names}"
+    return Reason(
+        f"the first start needs {members.expected} workers",
+        need=members.expected,
+        have=len(here),
+        words=f"waiting for {count} workers to join; here are {_named(here)}",
+    )
 
 
 def _named(workers: list[Worker]) -> str:
@@ -43,36 +52,86 @@ def _named(workers: list[Worker]) -> str:
     return ", ".join(names) + more if names else "none"
 
 
+def nothing_yet(pending: bool) -> Reason:
+    """Return why no first batch can begin: no values, or (`pending`) not all of them yet."""
+    return Reason(
+        "every server must hold the initial values",
+        words="the values of the model are not at every server yet: the initialiser is still "
+        "sending"
+        if pending
+        else "nothing is initialised yet: no worker has called init",
+    )
+
+
+def at_barrier(
+    worker: Worker, members: Members, clock: Callable[[int], int], silent_s: Silence
+) -> Reason:
+    """Return whom a worker's barrier waits for."""
+    missing = workers_missing(members)
+    if missing is not None:
+        return missing
+    training = members.training()
+    behind = [w for w in training if w.barrier < worker.barrier]
+    whom = ", ".join(map(str, behind[:NAMES_MAX])) or "contributions on their way to the servers"
+    return Reason(
+        "a barrier opens when every worker is there",
+        tuple(_who(w, clock(w.number), silent_s) for w in behind[:NAMES_MAX]),
+        need=len(training),
+        have=len(training) - len(behind),
+        words=f"barrier {worker.barrier} waits for {whom}",
+        more=max(0, len(behind) - NAMES_MAX),
+    )
+
+
 def blocked(
-    group: Group, worker: Worker, members: Members, silent_s: Callable[[Worker], float], what: str
-) -> str:
-    """Return why this member of a group has no grant; "" if it has one."""
+    group: Group, worker: Worker, members: Members, silent_s: Silence, what: str
+) -> Reason | None:
+    """Return why this member of a group has no grant; None if it has one."""
     if group.incarnations.get(worker.number) != worker.incarnation:
-        return ""
+        return None
     waiting = group.sync.waiting(worker.number)
     if waiting is None:
-        return group.held_because() if group.is_held(worker.number) else ""
+        held = group.held_because() if group.is_held(worker.number) else ""
+        return Reason("room for one more grant", words=held) if held else None
     missing = workers_missing(members)
-    if missing:
+    if missing is not None:
         return missing
     clocks = group.sync.clocks
-    guilty = []
-    for number in waiting.on[:NAMES_MAX]:
-        other = members.numbered(number)
-        if other is None:
-            continue
-        guilty.append(
-            f"worker {number} ({other.hello.name!r} on {other.hello.host}, clock "
-            f"{clocks.get(number, 0)}, "
-            f"last heard {silent_s(other):.1f} s ago)"
+    known = [other for n in waiting.on[:NAMES_MAX] if (other := members.numbered(n)) is not None]
+    on = tuple(_who(other, clocks.get(other.number, 0), silent_s) for other in known)
+    more, whom = max(0, len(waiting.on) - NAMES_MAX), ""
+    if not on:
+        absent = [
+            w for w in members.training() if group.incarnations.get(w.number) != w.incarnation
+        ]
+        chosen, more = absent[:NAMES_MAX], max(0, len(absent) - NAMES_MAX)
+        on = tuple(_who(w, clocks.get(w.number, 0), silent_s) for w in chosen)
+        whom = f"workers that have not asked for a batch yet: {_named(absent)}"
+        if not absent:
+            on, whom = _unheld(group, members, silent_s), ON_THEIR_WAY
+    return Reason(waiting.rule, on, waiting.need, waiting.have, what, whom, more=more)
+
+
+def _unheld(group: Group, members: Members, silent_s: Silence) -> tuple[Who, ...]:
+    """Return the servers that do not hold all of what was finished."""
+    late: set[int] = set()
+    for arrival in group.arrivals.values():
+        if arrival.finished and not arrival.arrived:
+            late |= group.servers - arrival.held
+    found: Iterable[Server] = (members.servers[i] for i in sorted(late) if i in members.servers)
+    return tuple(
+        Who(
+            server.index,
+            server.hello.name,
+            server.hello.host,
+            0,
+            silent_s(server),
+            "server",
+            server.hello.address,
         )
-    more = f" and {len(waiting.on) - NAMES_MAX} more" if len(waiting.on) > NAMES_MAX else ""
-    absent = [w for w in members.training() if group.incarnations.get(w.number) != w.incarnation]
-    if not guilty and absent:
-        guilty = [f"workers that have not asked for a batch yet: {_named(absent)}"]
-    whom = (
-        ", ".join(guilty) + more
-        if guilty
-        else "contributions that are still on their way to the servers"
+        for server in list(found)[:NAMES_MAX]
     )
-    return f"{what} waits for {whom}: {waiting.rule}; it has {waiting.have} of {waiting.need}"
+
+
+def _who(worker: Worker, clock: int, silent_s: Silence) -> Who:
+    return Who(worker.number, worker.hello.name, worker.hello.host, clock, silent_s(worker))

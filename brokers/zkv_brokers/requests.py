@@ -10,12 +10,13 @@ from zkv import control as c
 from zkv.errors import ProtocolError, Refused, UnknownKey
 from zkv.placement import imbalance
 from zkv.policy import policy
+from zkv.reasons import Reason
 from zkv.staleness import staleness
 from zkv.wire import MODEL, PULLS, ContributionId
 from zkv_brokers import reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
-from zkv_brokers.members import Worker
+from zkv_brokers.members import Server, Worker
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -162,25 +163,18 @@ def budget_text(router: Router, group: Group) -> str:
     )
 
 
-def why_waiting(router: Router, worker: Worker) -> str:
-    """Return why a worker has no grant, or why its barrier is closed; "" if it does not wait."""
+def why_waiting(router: Router, worker: Worker) -> Reason | None:
+    """Return why a worker has no grant, or why its barrier is closed; None if it does not wait."""
     group = router.groups.model
     if worker.incarnation in router.groups.begun:
-        return (
-            "the values of the model are not at every server yet: the initialiser is still sending"
-            if router.catalog.pending
-            else "nothing is initialised yet: no worker has called init"
-        )
+        return reasons.nothing_yet(bool(router.catalog.pending))
 
-    def silent_s(other: Worker) -> float:
+    def silent_s(other: Worker | Server) -> float:
         return router.hub.silent_s(other.peer)
 
     if worker.barrier_token:
-        behind = [w for w in router.members.training() if w.barrier < worker.barrier]
-        return reasons.workers_missing(router.members) or "barrier {} waits for {}".format(
-            worker.barrier,
-            ", ".join(map(str, behind[:4])) or "contributions on their way to the servers",
-        )
+        clocks = group.sync.clocks if group is not None else {}
+        return reasons.at_barrier(worker, router.members, lambda n: clocks.get(n, 0), silent_s)
     for number, one in router.groups.by_number.items():
         if number == MODEL and one is group:
             what = "the next batch"
@@ -188,21 +182,30 @@ def why_waiting(router: Router, worker: Worker) -> str:
             kids = router.layout.kids_in(number)
             what = f"key {router.layout.entries[kids[0]].spec.key!r}" if kids else f"group {number}"
         reason = reasons.blocked(one, worker, router.members, silent_s, what)
-        if reason:
+        if reason is not None:
             return reason
-    return ""
+    return None
+
+
+def _text(reason: Reason | None) -> str:
+    return reason.text() if reason is not None else ""
 
 
 def explain(router: Router, outside: Iterable[int], told: dict[int, str]) -> None:
     """Tell those who wait why: newcomers (peers) always, members when the reason has changed."""
-    missing = reasons.servers_missing(router.members, router.config.address)
+    missing = _text(reasons.servers_missing(router.members, router.config.address))
     for peer in outside:
         router.hub.send(peer, c.Waiting(missing))
     for worker in router.members.training():
-        reason = why_waiting(router, worker)
+        reason = _text(why_waiting(router, worker))
         if reason != told.get(worker.incarnation, ""):
             told[worker.incarnation] = reason
             router.hub.send(worker.peer, c.Waiting(reason[:4000]))
+
+
+def _waiting(router: Router, worker: Worker) -> dict[str, Any] | None:
+    reason = why_waiting(router, worker)
+    return reason.to_plain() if reason is not None else None
 
 
 def status(router: Router) -> dict[str, Any]:
@@ -223,8 +226,16 @@ def status(router: Router) -> dict[str, Any]:
         "keys": len(layout.kid_of),
         "plain_keys": len(router.groups.by_number) - (model is not None),
         "servers_wanted": members.servers_wanted,
-        "waiting": reasons.servers_missing(members, router.config.address)
-        or reasons.workers_missing(members),
+        "waiting": _text(
+            reasons.servers_missing(members, router.config.address)
+            or reasons.workers_missing(members)
+        ),
+        "pending": [model.arrivals[name].number for name in model.kept()] if model else [],
+        "contributions": {
+            str(number): tally.plain() for number, tally in sorted(model.tallies.items())
+        }
+        if model is not None
+        else {},
         "imbalance": round(
             imbalance(
                 list(layout.blocks.values()), router.config.servers, lambda b: layout.block_bytes(b)
@@ -257,7 +268,7 @@ def status(router: Router) -> dict[str, Any]:
                 "clock": clocks.get(worker.number, 0),
                 "contributions": model.tally(worker.number).plain() if model is not None else {},
                 "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
-                "waiting": why_waiting(router, worker),
+                "waiting": _waiting(router, worker),
             }
             for worker in members.workers.values()
         ],

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from zkv.errors import ProtocolError
 from zkv.wire import split_route
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.node import Action, Failed, Node, NodeConfig, Note, SendControl
+from zkv_brokers.recording import Recorder, digest_of
 from zkv_brokers.shard import Shard
 from zkv_net import loop as net
 from zkv_net.sockets import FdSocket, bind, connect, new_socket
@@ -47,6 +49,8 @@ class ServerConfig:
     broker_lost_s: float = 10.0
     insecure: bool = False
     io_threads: int = 1
+    record: Path | None = None
+    """Where to write down all that is heard, for a replay."""
 
 
 class Server:
@@ -63,6 +67,7 @@ class Server:
         self._control: FdSocket | None = None
         self._data: FdSocket | None = None
         self._stopped: asyncio.Future[None] | None = None
+        self._recorder: Recorder | None = None
 
     @property
     def shard(self) -> Shard:
@@ -103,10 +108,25 @@ class Server:
             narrate_every_s=config.narrate_every_s,
             broker_lost_s=config.broker_lost_s,
         )
-        self.node = Node(node_config, instance=net.instance_number(), now=self._now())
+        instance, now = net.instance_number(), self._now()
+        self.node = Node(node_config, instance=instance, now=now)
+        if config.record is not None:
+            self._recorder = Recorder(config.record)
+            self._recorder.server(node_config, instance, now)
         self._data = FdSocket(data, self._from_worker, turn_over=self._turn_over)
         self._control = FdSocket(control, self._from_broker)
-        self._carry_out(self.node.tick(self._now()))
+        self._tick()
+
+    def _hears(self, kind: str, *what: Any) -> float:
+        """Note an event of the node, if this life is recorded; return the time."""
+        now = self._now()
+        if self._recorder is not None:
+            self._recorder.heard(kind, now, *what)
+        return now
+
+    def _tick(self) -> None:
+        assert self.node is not None
+        self._carry_out(self.node.tick(self._hears("tick")))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -114,7 +134,8 @@ class Server:
     def _from_broker(self, frames: list[zmq.Frame]) -> None:
         if self.node is not None:
             before = self.node.welcome
-            self._carry_out(self.node.broker_says(frames[-1].bytes, self._now()))
+            frame = frames[-1].bytes
+            self._carry_out(self.node.broker_says(frame, self._hears("control", frame)))
             welcome = self.node.welcome
             if welcome is not None and welcome is not before:
                 self.on_welcome(welcome.index, welcome.servers)
@@ -129,7 +150,11 @@ class Server:
             if not self._is_known(message, [frame.bytes for frame in route]):
                 log.warning("dropped a %s that came over another route", type(message).__name__)
                 return
-            self._carry_out(self.node.worker_says(message, payload, self._now()))
+            now = self._now()
+            if self._recorder is not None:
+                content = None if payload is None else payload.tobytes()
+                self._recorder.heard("data", now, rest[0].bytes, content)
+            self._carry_out(self.node.worker_says(message, payload, now))
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
 
@@ -142,7 +167,7 @@ class Server:
 
     def _turn_over(self) -> None:
         if self.node is not None:
-            self._carry_out(self.node.turn_over(self._now()))
+            self._carry_out(self.node.turn_over(self._hears("over")))
 
     def _carry_out(self, actions: list[Action]) -> None:
         assert self._control is not None
@@ -177,7 +202,7 @@ class Server:
         assert self._stopped is not None
         assert self.node is not None
         while not self._stopped.done():
-            self._carry_out(self.node.tick(self._now()))
+            self._tick()
             members = self.node.shard.members
             if members:
                 self._routes = {who: route for who, route in self._routes.items() if who in members}
@@ -188,12 +213,15 @@ class Server:
         """Say goodbye to the broker and end `serve`."""
         log.info("stopping %s", why)
         if self.node is not None and self._control is not None:
-            self._carry_out(self.node.stop(why or "it was told to", self._now()))
+            why = why or "it was told to"
+            self._carry_out(self.node.stop(why, self._hears("stop", why)))
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
 
     def close(self) -> None:
-        """Close all sockets in bounded time."""
+        """Close all sockets in bounded time, and end the recording."""
+        if self._recorder is not None and self.node is not None:
+            self._recorder.close(digest_of(self.node.shard))
         for socket in (self._control, self._data):
             if socket is not None:
                 socket.close(LINGER_MS)

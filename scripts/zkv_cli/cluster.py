@@ -89,6 +89,8 @@ def start(
 def _beside(address: str, settings: Settings) -> Section:
     """The settings of servers beside a broker: reachable from wherever it is reachable from."""
     section = settings.server
+    if settings.broker.record and not section.record:
+        section = section.model_copy(update={"record": settings.broker.record})
     host, _ = split_address(address)
     if is_loopback(host) or "bind" in section.model_fields_set:
         return section

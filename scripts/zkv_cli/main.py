@@ -11,6 +11,7 @@ import typer
 from zkv_cli import options as o
 from zkv_cli import plan
 from zkv_cli.exits import EPILOG, reporting
+from zkv_cli.replay import replay
 from zkv_cli.simulate import simulate
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(plan.app)
+app.command()(replay)
 
 
 def _load(flags: dict[tuple[str, str], Any], config: Path | None) -> Any:
@@ -87,6 +89,7 @@ def broker(
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
     staleness: o.Staleness = None,
+    record: o.Record = None,
     insecure: o.Insecure = None,
     worker_lost: o.WorkerLost = None,
     server_lost: o.ServerLost = None,
@@ -105,6 +108,7 @@ def broker(
         ("broker", "policy"): policy,
         ("broker", "optimizer"): optimizer,
         ("broker", "staleness"): staleness,
+        ("broker", "record"): record,
         ("broker", "insecure"): insecure,
         ("broker", "worker_lost_s"): worker_lost,
         ("broker", "server_lost_s"): server_lost,
@@ -141,6 +145,7 @@ def server(
         float | None,
         typer.Option("--broker-lost", help="Silence that makes the broker lost, in seconds."),
     ] = None,
+    record: o.Record = None,
     insecure: o.Insecure = None,
     loop: o.Loop = None,
     config: o.Config = None,
@@ -156,6 +161,7 @@ def server(
         ("server", "budget"): budget,
         ("server", "connect_timeout_s"): connect_timeout,
         ("server", "broker_lost_s"): broker_lost,
+        ("server", "record"): record,
         ("server", "insecure"): insecure,
         ("server", "loop"): loop,
         ("log", "format"): log_format,
@@ -175,6 +181,7 @@ def up(
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
     staleness: o.Staleness = None,
+    record: o.Record = None,
     workers: o.Workers = None,
     bind: o.BrokerBind = None,
     advertise: o.Advertise = None,
@@ -189,7 +196,7 @@ def up(
 ) -> None:
     """Run a broker and its servers on this machine, until Ctrl-C, and print how to join them."""
     flags = _cluster_flags(
-        servers, policy, optimizer, staleness, workers, bind, advertise, insecure
+        servers, policy, optimizer, staleness, record, workers, bind, advertise, insecure
     )
     flags |= {
         ("broker", "worker_lost_s"): worker_lost,
@@ -212,6 +219,7 @@ def _cluster_flags(
     policy: str | None,
     optimizer: str | None,
     staleness: str | None,
+    record: str | None,
     workers: int | None,
     bind: str | None,
     advertise: str | None,
@@ -222,6 +230,7 @@ def _cluster_flags(
         ("broker", "policy"): policy,
         ("broker", "optimizer"): optimizer,
         ("broker", "staleness"): staleness,
+        ("broker", "record"): record,
         ("broker", "workers"): workers,
         ("broker", "bind"): bind,
         ("broker", "advertise"): advertise,
@@ -261,6 +270,7 @@ def run(
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
     staleness: o.Staleness = None,
+    record: o.Record = None,
     bind: o.BrokerBind = None,
     advertise: o.Advertise = None,
     insecure: o.Insecure = None,
@@ -269,7 +279,9 @@ def run(
     log_level: o.LogLevel = None,
 ) -> None:
     """Run workers, and a broker with servers for them unless a broker is named."""
-    flags = _cluster_flags(servers, policy, optimizer, staleness, None, bind, advertise, insecure)
+    flags = _cluster_flags(
+        servers, policy, optimizer, staleness, record, None, bind, advertise, insecure
+    )
     flags |= {
         ("join", "broker"): broker,
         ("run", "grace_s"): grace,

@@ -50,6 +50,10 @@ Staleness = Annotated[
         help="What happens to gradients that are some updates old: none, scale, dc:0.04, drop:5.",
     ),
 ]
+Record = Annotated[
+    str | None,
+    Option("--record", help="Folder in which all that is heard is written down, for zkv replay."),
+]
 Advertise = Annotated[
     str | None, Option("--advertise", help="The host or address that others reach this one at.")
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zkv.policy import policy
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("zkv.cli")
 
 
+def recording(folder: str, role: str) -> Path | None:
+    """Return the file in which this process is recorded; None if it is not."""
+    if not folder:
+        return None
+    made = Path(folder)
+    made.mkdir(parents=True, exist_ok=True)
+    return made / f"{role}-{os.getpid()}.rec"
+
+
 def broker_config(section: BrokerSection) -> BrokerConfig:
     """Return what the broker's driver takes."""
     from zkv_brokers.broker import BrokerConfig
@@ -35,6 +46,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         workers=section.workers,
         optimizer=section.optimizer,
         staleness=section.staleness,
+        record=recording(section.record, "broker"),
         insecure=section.insecure,
         worker_lost_s=section.worker_lost_s,
         server_lost_s=section.server_lost_s,
@@ -50,6 +62,7 @@ def server_config(section: ServerSection, broker: str) -> ServerConfig:
         bind=section.bind,
         advertise=section.advertise,
         name=section.name,
+        record=recording(section.record, "server"),
         budget_bytes=section.budget,
         connect_timeout_s=section.connect_timeout_s,
         broker_lost_s=section.broker_lost_s,

@@ -123,6 +123,7 @@ class BrokerSection(Section):
     policy: Annotated[str, AfterValidator(_policy)] = "bsp"
     optimizer: Annotated[str, AfterValidator(_optimizer)] | None = None
     staleness: Annotated[str, AfterValidator(_staleness)] = "none"
+    record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
     server_lost_s: Seconds = 20.0
@@ -138,6 +139,7 @@ class ServerSection(Section):
     budget: Annotated[int, BeforeValidator(size)] = 0
     connect_timeout_s: Seconds = 60.0
     broker_lost_s: Seconds = 10.0
+    record: str = ""
     insecure: bool = False
     loop: Loop = "auto"
 

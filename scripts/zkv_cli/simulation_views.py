@@ -199,16 +199,17 @@ def figure(reports: Sequence[SimulationReport]) -> Figure:
 def _panel(axes: Any, report: SimulationReport) -> None:
     shown = report.accounts[:WORKERS_SHOWN]
     rank = {account.worker: at for at, account in enumerate(shown)}
-    for kind, colour in COLOURS.items():
-        for worker, at in rank.items():
-            bars = [
-                (float(span.begin), float(span.end - span.begin))
-                for span in report.spans
-                if span.worker == worker and span.kind == kind
-            ]
-            # A light edge keeps one batch apart from the next.
-            edge = "none" if kind == "waiting" or len(bars) > 200 else "white"
-            axes.broken_barh(bars, (at - 0.4, 0.8), facecolor=colour, edgecolor=edge, linewidth=1.4)
+    bars: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for span in report.spans:
+        if span.worker in rank:
+            bar = (float(span.begin), float(span.end - span.begin))
+            bars.setdefault((span.kind, rank[span.worker]), []).append(bar)
+    for (kind, at), of_one in bars.items():
+        # A light edge keeps one batch apart from the next.
+        edge = "none" if kind == "waiting" or len(of_one) > 200 else "white"
+        axes.broken_barh(
+            of_one, (at - 0.4, 0.8), facecolor=COLOURS[kind], edgecolor=edge, linewidth=1.4
+        )
     dense = len(report.update_times) > 150
     for time in report.update_times:
         axes.axvline(float(time), color="black", linewidth=0.3 if dense else 0.9, zorder=3)

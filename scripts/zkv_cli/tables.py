@@ -51,7 +51,7 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str, ...]:
         str(worker["pid"]),
         str(worker["clock"]),
         f"{worker['last_heard_s']:.1f} s ago",
-        worker["waiting"] or "-",
+        worker["waiting"]["text"] if worker["waiting"] else "-",
     )
 
 

@@ -202,7 +202,7 @@ async def test_the_live_cluster_makes_the_oracle_s_run(policy: str) -> None:
             assert figures == {name: wanted[name] for name in figures}
             assert run.applied == [row for row in expected["applied"] if row[1] <= last]
         await check_books(run)
-        for one in run.crew:
-            if one.next_one is not None:
-                one.next_one.cancel()
-        await asyncio.gather(*(one.next_one for one in run.crew if one.next_one), return_exceptions=True)
+        unanswered = [one.next_one for one in run.crew if one.next_one is not None]
+        for asked in unanswered:
+            asked.cancel()
+        await asyncio.gather(*unanswered, return_exceptions=True)

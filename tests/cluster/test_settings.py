@@ -268,7 +268,7 @@ async def test_a_budget_for_one_contribution_holds_the_grants_of_the_others() ->
             seen.append(batch.version)
             if len(seen) == 1:
                 status = await workers[0].status()
-                held = [one["waiting"] for one in status["workers"] if one["waiting"]]
+                held = [one["waiting"]["text"] for one in status["workers"] if one["waiting"]]
                 assert len(held) == 2
                 assert all("room for 1 contributions" in reason for reason in held)
                 assert all("--budget" in reason for reason in held)

@@ -1,0 +1,426 @@
+"""Members that come and go while the others train, under each policy: docs/policies.md in tests.
+
+Also the public cases of silence, torn reads and mixed keys (D21 to D23), of a worker that dies and
+of one that comes back under its name (D25, D26), and settings that change while training runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from crew import (
+    POLICIES,
+    all_begun,
+    begun,
+    blocked,
+    crew,
+    end,
+    model,
+    ones,
+    version,
+    work,
+    zeros,
+)
+from harness import Cluster, cluster, until
+
+from zkv.aio import AsyncWorker
+from zkv.dtypes import Array
+from zkv.errors import Evicted, NameInUse, Refused, WaitTimeout
+
+SGD = "sgd:lr=1"
+LOST_S = 1.2
+"""Two beats and a bit: a worker that is silent for so long is gone."""
+TWO = ["k-bsp:2", "k-batch-bsp:2", "k-asp:2", "k-batch-asp:2"]
+DEPARTURES = ["leave", "crash"]
+
+
+def crash(worker: AsyncWorker) -> None:
+    """End a worker as a kill does: its sockets go, and it says nothing."""
+    worker._driver.close()
+
+
+async def depart(made: Cluster, worker: AsyncWorker, how: str) -> None:
+    """Leave or crash, and wait until the broker counts without this worker."""
+    rank = worker.rank
+    if how == "leave":
+        await worker.leave()
+    else:
+        crash(worker)
+    await until(lambda: rank not in model(made).sync.live, what=f"that worker {rank} is gone")
+
+
+def incarnation(made: Cluster, rank: int) -> int:
+    """Return which life of a worker number takes part in the model."""
+    return model(made).incarnations[rank]
+
+
+async def arrived(made: Cluster, rank: int, clock: int) -> None:
+    """Wait until the broker has taken in so many batches of a worker."""
+    await until(
+        lambda: model(made).sync.clocks[rank] == clock,
+        what=f"that batch {clock} of worker {rank} is at the broker",
+    )
+
+
+# --- join ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "ssp:0"])
+async def test_a_joiner_starts_level_with_the_slowest(policy: str) -> None:
+    """On the current version at once; where every worker is needed, with the next update."""
+    async with cluster(2, policy_text=policy, optimizer=SGD) as made, crew(made, 2) as workers:
+        first, second = await all_begun(workers)
+        await end(first, ones())
+        await end(second, ones())
+        # Cancelled or not: both have an open batch again, and some update has been made.
+        open_ones = await all_begun(workers)
+        await until(lambda: version(made) > 0, what="the first update")
+        async with made.worker(2, wait_timeout_s=6.0) as late:
+            await late.init({"w": 7 * ones()})
+            joining = asyncio.ensure_future(begun(late))
+            if policy == "bsp":
+                assert "a joiner starts after the update" in await blocked(made, 2)
+                assert not joining.done()
+                for one in open_ones:
+                    await end(one, ones())
+                open_ones = []
+            batch = await joining
+            assert batch.version == version(made)
+            assert batch.clock == min(model(made).sync.clocks.values())
+            np.testing.assert_array_equal(batch["w"], -version(made) * ones())
+            assert model(made).sync.live == {0, 1, 2}
+            for one in open_ones:
+                if not one.cancelled:
+                    await end(one, ones())
+            await end(batch)
+
+
+@pytest.mark.parametrize("policy", TWO)
+async def test_a_joiner_raises_what_an_update_needs_to_k(policy: str) -> None:
+    """One worker alone makes updates by itself; with the second, two contributions are needed."""
+    async with cluster(2, policy_text=policy, optimizer=SGD) as made, crew(made, 1) as workers:
+        for turn in range(2):
+            assert await (await work(workers[0])).wait() == "committed"
+            assert version(made) == turn + 1
+        async with made.worker(1, wait_timeout_s=6.0) as late:
+            await late.init({"w": zeros()})
+            joined = await begun(late)
+            assert joined.version == 2
+            alone = await work(workers[0])
+            await arrived(made, 0, 3)
+            assert (version(made), alone.outcome) == (2, "pending")
+            await end(joined, 3 * ones())
+            assert [await one.wait() for one in (alone, joined)] == ["committed"] * 2
+            assert version(made) == 3
+            np.testing.assert_array_equal(await late.pull("w"), -4 * ones())
+
+
+async def test_a_joiner_does_not_hold_the_others_back_under_ssp() -> None:
+    """At its own clock of 0, it would stop everybody until it had caught up."""
+    async with (
+        cluster(2, policy_text="ssp:1", optimizer=SGD) as made,
+        crew(made, 2) as workers,
+    ):
+        for _ in range(4):
+            for batch in await all_begun(workers):
+                await end(batch, ones())
+                await batch.wait()
+        async with made.worker(2, wait_timeout_s=6.0) as late:
+            await late.init({"w": zeros()})
+            slow = await begun(late)
+            assert (slow.clock, slow.version) == (4, 8)
+            # One batch ahead of the joiner is allowed, two are not.
+            await (await work(workers[0])).wait()
+            ahead = await begun(workers[0])
+            await end(ahead, ones())
+            held = asyncio.ensure_future(begun(workers[0]))
+            assert "at most 1 finished batches" in await blocked(made, 0)
+            await end(slow, ones())
+            await (await work(workers[1])).wait()
+            await end(await held, ones())
+
+
+# --- leave and crash -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", DEPARTURES)
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_whoever_goes_in_mid_batch_leaves_nothing_and_holds_nobody(
+    policy: str, how: str
+) -> None:
+    """Half of its batch is on one server: it is in no sum, and what waited for it goes on."""
+    params = {"a": zeros(70_000), "b": zeros(70_000)}
+    async with (
+        cluster(2, policy_text=policy, optimizer=SGD, worker_lost_s=LOST_S) as made,
+        crew(made, 2, params) as workers,
+    ):
+        stays, goes = workers
+        mine, half = await all_begun(workers)
+        half.push("a", 100 * ones(70_000))
+        await end(mine, ones(70_000), "b")
+        finished = 1
+        if policy == "ssp:1":
+            await (await work(stays, ones(70_000), "b")).wait()
+            finished = 2
+        next_one = asyncio.ensure_future(begun(stays))
+        if policy not in ("asp", "k-batch-bsp:2", "k-batch-asp:2"):
+            assert await blocked(made, 0)
+            assert not next_one.done()
+        await arrived(made, 0, finished)
+        assert version(made) == {"asp": 1, "ssp:1": 2}.get(policy, 0)
+        await depart(made, goes, how)
+        assert await mine.wait() == "committed"
+        batch = await next_one
+        await end(batch, ones(70_000), "b")
+        assert await batch.wait() in ("committed", "cancelled")
+        last = await work(stays, ones(70_000), "b")
+        assert await last.wait() == "committed"
+        pulled = await stays.pull()
+        assert set(pulled["a"]) == {0.0}
+        assert set(pulled["b"]) == {-float(version(made))}
+        assert model(made).sync.live == {0}
+
+
+@pytest.mark.parametrize("how", DEPARTURES)
+@pytest.mark.parametrize("policy", ["bsp", *TWO])
+async def test_what_was_finished_before_going_is_in_the_next_update(policy: str, how: str) -> None:
+    """Where workers are counted it takes no member's place; where batches are, it counts as one."""
+    async with (
+        cluster(2, policy_text=policy, optimizer=SGD, worker_lost_s=LOST_S) as made,
+        crew(made, 3) as workers,
+    ):
+        first, second, gone = await all_begun(workers)
+        await end(gone, 4 * ones())
+        await arrived(made, 2, 1)
+        await depart(made, workers[2], how)
+        assert version(made) == 0
+        await end(first, ones())
+        if policy.startswith("k-batch"):
+            assert await first.wait() == "committed"
+            expected = -2.5 * ones()
+        else:
+            await arrived(made, 0, 1)
+            assert (version(made), first.outcome) == (0, "pending")
+            await end(second, ones())
+            assert [await one.wait() for one in (first, second)] == ["committed"] * 2
+            expected = -2 * ones()
+        assert version(made) == 1
+        np.testing.assert_array_equal(await workers[0].pull("w"), expected)
+        assert model(made).tally(2).applied == 1
+
+
+async def test_the_crashed_one_is_told_if_it_was_only_silent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its removal is logged with the reason, and a later frame of it is refused as evicted."""
+    async with (
+        cluster(1, policy_text="asp", optimizer=SGD, worker_lost_s=LOST_S) as made,
+        crew(made, 2) as workers,
+    ):
+        await all_begun(workers)
+        driver = workers[1]._driver
+        driver._timer.cancel()  # It no longer beats, as a process that was stopped.
+        await until(lambda: 1 not in model(made).sync.live, what="that worker 1 is gone")
+        with pytest.raises(Evicted, match="nothing was heard of it"):
+            await workers[1].pull("w")
+        assert "worker 1 ('worker-1'" in caplog.text
+        assert "is gone: nothing was heard of it for" in caplog.text
+
+
+# --- uneven numbers of batches -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "ssp:0"])
+async def test_a_worker_with_more_batches_ends_by_itself(policy: str) -> None:
+    """D20: 3 batches and 7; the last ones are made alone, and nobody waits for who has left."""
+
+    async def body(worker: AsyncWorker) -> list[str]:
+        await worker.init({"w": zeros()})
+        batches = [await work(worker) for _ in range(3 + 4 * worker.rank)]
+        if worker.rank == 1:
+            assert await batches[-1].wait() in ("committed", "cancelled")
+            last = await work(worker)
+            assert await last.wait() == "committed"
+        await worker.leave()
+        return [batch.outcome for batch in batches]
+
+    async with cluster(2, policy_text=policy, optimizer=SGD) as made:
+        await made.run(body, body)
+        books = model(made).tallies
+        applied = [books[rank].applied for rank in (0, 1)]
+        async with made.worker(observer=True) as reader:
+            np.testing.assert_array_equal(await reader.pull("w"), -version(made) * ones())
+        if policy == "bsp":
+            assert (version(made), applied) == (8, [3, 8])
+        elif policy in ("asp", "ssp:1", "ssp:0"):
+            assert (version(made), applied) == (11, [3, 8])
+        else:
+            assert version(made) <= sum(applied) <= 2 * version(made)
+            assert sum(applied) + sum(b.cancelled + b.late for b in books.values()) >= 11
+
+
+# --- return --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", DEPARTURES)
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_worker_comes_back_under_its_name(policy: str, how: str) -> None:
+    """A new incarnation at the current version; what the old one finished counts once (D26).
+
+    The crashed one comes back long before the broker would miss it.
+    """
+    async with (
+        cluster(2, policy_text=policy, optimizer=SGD, worker_lost_s=60.0) as made,
+        crew(made, 2) as workers,
+    ):
+        first, before = await all_begun(workers)
+        old = incarnation(made, 1)
+        await end(before, 3 * ones())
+        await arrived(made, 1, 1)
+        if how == "leave":
+            await workers[1].leave()
+        else:
+            crash(workers[1])
+        async with made.worker(1, wait_timeout_s=6.0) as again:
+            assert again.rank == 1
+            await again.init({"w": 9 * ones()})
+            joining = asyncio.ensure_future(begun(again))
+            await until(
+                lambda: model(made).incarnations.get(1, old) > old, what="the new incarnation"
+            )
+            if not first.cancelled:
+                await end(first, ones())
+            batch = await joining
+            assert batch.clock == min(model(made).sync.clocks.values())
+            assert batch.number == 1
+            assert model(made).tally(1).applied == 1
+            total = version(made)
+            np.testing.assert_array_equal(batch["w"], await again.pull("w"))
+            await end(batch, ones())
+            if policy not in ("asp", "ssp:1"):
+                extra = await work(workers[0])
+                assert extra.number >= 2
+            await until(lambda: version(made) > total, what="an update with the returned worker")
+            assert model(made).sync.live == {0, 1}
+
+
+async def test_a_second_live_worker_of_a_name_or_a_rank_is_refused() -> None:
+    """The holder is heard, so it keeps its place, and trains on undisturbed."""
+    async with cluster(1, policy_text="bsp", optimizer=SGD) as made, crew(made, 1) as workers:
+        with pytest.raises(NameInUse, match="already has the name 'worker-0'"):
+            await made.worker(5, name="worker-0").connect()
+        with pytest.raises(Refused, match=r"rank 0 is taken by worker 0 \('worker-0'"):
+            await made.worker(0, name="another").connect()
+        assert await (await work(workers[0])).wait() == "committed"
+
+
+async def test_many_newcomers_for_one_dead_name_get_one_place() -> None:
+    """Two processes come for the same name at once: one is served, the other is told."""
+    async with (
+        cluster(1, policy_text="asp", optimizer=SGD, worker_lost_s=60.0) as made,
+        crew(made, 2) as workers,
+    ):
+        await all_begun(workers)
+        crash(workers[1])
+        rivals = [made.worker(1) for _ in range(2)]
+        results = await asyncio.gather(*(one.connect() for one in rivals), return_exceptions=True)
+        refused = [one for one in results if isinstance(one, NameInUse)]
+        served = [one for one in results if isinstance(one, AsyncWorker)]
+        assert (len(refused), len(served)) == (1, 1)
+        await served[0].init({"w": zeros()})
+        assert await (await work(served[0])).wait() == "committed"
+        await served[0].close()
+
+
+# --- waits that are explained, reads that are whole ----------------------------------------------
+
+
+async def test_a_worker_that_never_pushes_is_named_and_the_servers_survive(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """D21: it stays connected; whoever waits is told of it first, and then has an error."""
+    async with (
+        cluster(2, policy_text="bsp", optimizer=SGD) as made,
+        crew(made, 2, wait_timeout_s=1.5, narrate_after_s=0.7) as workers,
+    ):
+        mine, silent = await all_begun(workers)
+        await end(mine, ones())
+        with pytest.raises(WaitTimeout) as raised:
+            await begun(workers[0])
+        (told,) = [r.getMessage() for r in caplog.records if "waiting for the next" in r.message]
+        for text in (told, str(raised.value)):
+            assert "the next batch waits for worker 1 ('worker-1' on" in text
+            assert "clock 0" in text
+            assert "bsp: the update needs a contribution of every worker; it has 1 of 2" in text
+        status = await workers[1].status()
+        assert "worker 1 ('worker-1'" in status["workers"][0]["waiting"]
+        assert status["failed"] is None
+        await end(silent, ones())
+        assert [await one.wait() for one in (mine, silent)] == ["committed"] * 2
+        np.testing.assert_array_equal(await workers[0].pull("w"), -ones())
+
+
+async def test_keys_of_different_sizes_are_never_mixed_up_under_ssp() -> None:
+    """D22: sizes 10 and 96 on 2 servers, 200 batches; one key counts in ones, one in thousands."""
+    params = {"small": zeros(10), "large": zeros(96)}
+
+    async def body(worker: AsyncWorker) -> None:
+        await worker.init(params)
+        for _ in range((67, 67, 66)[worker.rank]):
+            async with worker.batch() as batch:
+                values = batch.params
+                assert {value.shape for value in values.values()} == {(10,), (96,)}
+                assert set(values["small"]) == {float(batch.version)}
+                assert set(values["large"]) == {1000.0 * batch.version}
+                batch.push("large", -1000 * ones(96))
+                batch.push("small", -ones(10))
+                assert batch.spread_clocks <= 2
+        await batch.wait()
+        await worker.leave()
+
+    async with cluster(2, policy_text="ssp:1", optimizer=SGD) as made:
+        await made.run(body, body, body)
+        assert version(made) == 200
+        assert {len(server.shard.store.blocks) > 0 for server in made.servers} == {True}
+        async with made.worker(observer=True) as reader:
+            assert set(await reader.pull("small")) == {200.0}
+            assert set(await reader.pull("large")) == {200_000.0}
+
+
+async def test_a_pull_between_updates_is_of_one_version() -> None:
+    """D23: 4 asynchronous workers add 1 to a large vector and 10 keys while somebody reads."""
+    params: dict[Any, Array] = {"vector": zeros(1_000_000)}
+    params |= {f"k{number}": zeros(50) for number in range(10)}
+    pushes, seen = 6, []
+
+    async def body(worker: AsyncWorker) -> None:
+        await worker.init(params)
+        for _ in range(pushes):
+            async with worker.batch() as batch:
+                for key, value in params.items():
+                    batch.push(key, -ones(value.size))
+        await batch.wait()
+
+    async with cluster(2, policy_text="asp", optimizer=SGD) as made:
+
+        async def read(reader: AsyncWorker, over: asyncio.Event) -> None:
+            while not over.is_set():
+                pulled = await reader.pull()
+                entries = np.unique(np.concatenate(list(pulled.values())))
+                assert entries.size == 1, f"torn: {entries[:4]}"
+                seen.append(float(entries[0]))
+
+        over = asyncio.Event()
+        async with made.worker(0, name="initialiser", world=1) as first:
+            await first.init(params)
+        async with made.worker(observer=True) as reader:
+            reading = asyncio.ensure_future(read(reader, over))
+            await made.run(*[body] * 4)
+            await until(lambda: seen[-1:] == [4.0 * pushes], what="that all pushes were read")
+            over.set()
+            await reading
+        assert seen == sorted(seen)
+        assert version(made) == 4 * pushes
