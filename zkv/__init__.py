@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zkv import aio as aio
+    from zkv import data as data
     from zkv.errors import Cancelled as Cancelled
     from zkv.errors import ZkvError as ZkvError
     from zkv.sums import weighted_mean as weighted_mean
@@ -31,7 +32,7 @@ _WHERE = {
     "ZkvError": ("zkv.errors", "ZkvError"),
     "Cancelled": ("zkv.errors", "Cancelled"),
 }
-_MODULES = ("aio", "errors")
+_MODULES = ("aio", "data", "errors")
 
 __all__ = [
     "Batch",
@@ -40,6 +41,7 @@ __all__ = [
     "ZkvError",
     "aio",
     "connect",
+    "data",
     "errors",
     "local",
     "weighted_mean",

@@ -23,6 +23,15 @@ from zkv.entries import Init as Init
 from zkv.entries import Regroup as Regroup
 from zkv.entries import Sum as Sum
 from zkv.errors import ProtocolError
+from zkv.greetings import Beat as Beat
+from zkv.greetings import Bye as Bye
+from zkv.greetings import Fatal as Fatal
+from zkv.greetings import ServerAt as ServerAt
+from zkv.greetings import ServerHello as ServerHello
+from zkv.greetings import ServerWelcome as ServerWelcome
+from zkv.greetings import Waiting as Waiting
+from zkv.greetings import Welcome as Welcome
+from zkv.greetings import WorkerHello as WorkerHello
 from zkv.wire import (
     MESSAGES_PER_PACKET_MAX,
     PROTOCOL_VERSION,
@@ -50,87 +59,6 @@ class Log(Frozen, frozen=True, tag=20):
     entries: list[Entry]
 
 
-# --- greetings -------------------------------------------------------------------------------
-
-
-class WorkerHello(Frozen, frozen=True, tag=30):
-    """Worker to broker: I want to take part (an observer only reads)."""
-
-    name: Name
-    rank: Int
-    world: UInt
-    observer: bool
-    host: Name
-    pid: UInt
-
-
-class ServerHello(Frozen, frozen=True, tag=31):
-    """Server to broker: I can hold a shard and listen for data at this address."""
-
-    name: Name
-    address: Name
-    budget_bytes: UInt
-    host: Name
-    pid: UInt
-    started: bool
-    """Whether it already holds a model that was granted or committed under an earlier broker."""
-
-
-class ServerAt(Frozen, frozen=True):
-    """Where a server listens."""
-
-    index: UInt
-    name: Name
-    address: Name
-
-
-class Welcome(Frozen, frozen=True, tag=32):
-    """Broker to worker: you are in, and the servers are there."""
-
-    number: UInt
-    incarnation: UInt
-    rank: UInt
-    world: UInt
-    term: UInt
-    servers: list[ServerAt]
-    data_address: Name
-    """Where route `broker` takes data; empty if the broker has no such port."""
-    policy: Name
-
-
-class ServerWelcome(Frozen, frozen=True, tag=33):
-    """Broker to server: you are number `index` of `servers`."""
-
-    index: UInt
-    servers: UInt
-    term: UInt
-
-
-class Beat(Frozen, frozen=True, tag=34):
-    """Anybody to anybody: I am alive; `at` is an opaque clock reading that `Echo` sends back."""
-
-    at: float
-
-
-class Waiting(Frozen, frozen=True, tag=35):
-    """Broker to worker: what you wait for has not happened, because of this."""
-
-    reason: Text
-
-
-class Fatal(Frozen, frozen=True, tag=36):
-    """Broker to all: the run cannot go on."""
-
-    code: Name
-    reason: Text
-
-
-class Bye(Frozen, frozen=True, tag=37):
-    """Broker to worker: your leave is complete. Worker or server to broker: I stop now."""
-
-    reason: Text
-
-
 # --- worker to broker ------------------------------------------------------------------------
 
 
@@ -140,6 +68,19 @@ class Offer(Frozen, frozen=True, tag=40):
     token: UInt
     keys: list[KeySpec]
     plain: bool
+
+
+class UsePool(Frozen, frozen=True, tag=51):
+    """Worker to broker: deal these samples out with the grants; said before `Begin`, by all
+    alike."""
+
+    token: UInt
+    n: UInt
+    size: UInt
+    seed: UInt
+    retry: bool
+    passes: UInt
+    """0: without end."""
 
 
 class Begin(Frozen, frozen=True, tag=41):
@@ -269,6 +210,14 @@ class Regrouped(Frozen, frozen=True, tag=72):
     index: UInt
 
 
+class Samples(Frozen, frozen=True):
+    """Positions `[start, stop)` of the permutation of a pass of the model's pool."""
+
+    pass_number: UInt
+    start: UInt
+    stop: UInt
+
+
 class Granted(Frozen, frozen=True, tag=73):
     """Broker to worker: you may compute on this version; `bytes_follow` says if servers send it."""
 
@@ -282,6 +231,12 @@ class Granted(Frozen, frozen=True, tag=73):
     index: UInt
     kids: list[UInt]
     token: UInt
+    samples: Samples | None = None
+    """What to compute on; None if the model has no pool."""
+
+
+class Exhausted(Frozen, frozen=True, tag=78):
+    """Broker to worker: the pool has nothing left, and nothing can come back: no more batches."""
 
 
 class Cancel(Frozen, frozen=True, tag=74):
@@ -318,6 +273,7 @@ ForBroker = (
     | Beat
     | Bye
     | Offer
+    | UsePool
     | Begin
     | Plain
     | Finish
@@ -344,6 +300,7 @@ Message = (
     | Ready
     | Regrouped
     | Granted
+    | Exhausted
     | Cancel
     | Settled
     | Reply

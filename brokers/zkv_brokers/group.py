@@ -367,6 +367,11 @@ class Group:
         )
         out.tell(incarnation, message)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether anybody was ever granted anything: the start line is passed."""
+        return bool(self._current)
+
     def need(self) -> int:
         """Return how many contributions must fit into a server at once for this policy to go on."""
         policy, live = self.sync.policy, len(self.sync.live)

@@ -193,6 +193,20 @@ class Groups:
         """Return all contributions that have arrived and wait for their update."""
         return [name for group in self.by_number.values() for name in group.kept()]
 
+    def shortage(self) -> str:
+        """Return a warning if the policy's k is more than there are workers; "" if it is not.
+
+        While the start line still waits for workers, nothing is short.
+        """
+        wanted, here = self.policy.threshold, len(self.members.training())
+        if wanted is None or wanted <= here or self.model is None or not self.model.under_way:
+            return ""
+        there = "1 worker is" if here == 1 else f"{here} workers are"
+        return (
+            f"policy {self.policy} wants {wanted} contributions for each update, but {there} "
+            f"here: an update takes {here} until more join"
+        )
+
     def switch(self, policy: SyncPolicy, out: Decisions) -> None:
         """Change the policy of all groups (rule 14)."""
         self.policy = policy

@@ -100,6 +100,7 @@ def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
             router.log_configuration(out)
         case "policy":
             router.groups.switch(policy(message.value), out)
+            router.note_shortage()
             router.log_configuration(out)
         case "staleness":
             router.staleness = staleness(message.value)

@@ -62,6 +62,7 @@ class Router:
         self.door = Door(self)
         self._told: dict[int, str] = {}
         self._line_passed = False
+        self._shortage = ""
         self._addresses: ServersChanged | None = None
         self._next_beat = 0.0
         self.log_configuration(Decisions(0))
@@ -274,9 +275,17 @@ class Router:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
         if not self.groups.begin(out):
             return
+        self.note_shortage()
         group = self.groups[MODEL]
         if group.capacity is not None and group.capacity < group.need():
             self._fail("ConfigError", requests.budget_text(self, group))
+
+    def note_shortage(self) -> None:
+        """Warn, once for each pair of numbers, that k is larger than the members."""
+        text = self.groups.shortage()
+        if text and text != self._shortage:
+            self.hub.note("warning", text)
+        self._shortage = text
 
     # --- members -----------------------------------------------------------------------------
 
@@ -329,6 +338,7 @@ class Router:
             silent = self.hub.silent_s(worker.peer)
             if silent > self.config.worker_lost_s:
                 self.remove(worker, f"nothing was heard of it for {silent:.1f} s", out)
+                self.note_shortage()
         self.door.settle(out)
         self._settle_leavers(out)
         for server in self.members.servers.values():

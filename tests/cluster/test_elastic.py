@@ -7,6 +7,7 @@ of one that comes back under its name (D25, D26), and settings that change while
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from harness import Cluster, cluster, until
 
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
-from zkv.errors import Evicted, NameInUse, Refused, WaitTimeout
+from zkv.errors import NameInUse, Refused, WaitTimeout
 
 SGD = "sgd:lr=1"
 LOST_S = 1.2
@@ -57,12 +58,33 @@ def incarnation(made: Cluster, rank: int) -> int:
     return model(made).incarnations[rank]
 
 
+async def ended(batch: Any, gradient: Array) -> Any:
+    """Finish a batch that `begun` has opened, and return it."""
+    await end(batch, gradient)
+    return batch
+
+
 async def arrived(made: Cluster, rank: int, clock: int) -> None:
     """Wait until the broker has taken in so many batches of a worker."""
     await until(
         lambda: model(made).sync.clocks[rank] == clock,
         what=f"that batch {clock} of worker {rank} is at the broker",
     )
+
+
+async def together(scenario: Callable[..., Awaitable[None]], policies: list[str], how: str) -> None:
+    """Play a scenario under several policies at once: most of its time is spent on silence."""
+
+    async def one(policy: str) -> None:
+        try:
+            await scenario(policy, how)
+        except BaseException as error:
+            error.add_note(f"under {policy}")
+            raise
+
+    async with asyncio.TaskGroup() as group:
+        for policy in policies:
+            group.create_task(one(policy))
 
 
 # --- join ----------------------------------------------------------------------------------------
@@ -147,11 +169,12 @@ async def test_a_joiner_does_not_hold_the_others_back_under_ssp() -> None:
 
 
 @pytest.mark.parametrize("how", DEPARTURES)
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_whoever_goes_in_mid_batch_leaves_nothing_and_holds_nobody(
-    policy: str, how: str
-) -> None:
+async def test_whoever_goes_in_mid_batch_leaves_nothing_and_holds_nobody(how: str) -> None:
     """Half of its batch is on one server: it is in no sum, and what waited for it goes on."""
+    await together(goes_in_mid_batch, [*POLICIES], how)
+
+
+async def goes_in_mid_batch(policy: str, how: str) -> None:
     params = {"a": zeros(70_000), "b": zeros(70_000)}
     async with (
         cluster(2, policy_text=policy, optimizer=SGD, worker_lost_s=LOST_S) as made,
@@ -161,23 +184,25 @@ async def test_whoever_goes_in_mid_batch_leaves_nothing_and_holds_nobody(
         mine, half = await all_begun(workers)
         half.push("a", 100 * ones(70_000))
         await end(mine, ones(70_000), "b")
-        finished = 1
         if policy == "ssp:1":
             await (await work(stays, ones(70_000), "b")).wait()
-            finished = 2
         next_one = asyncio.ensure_future(begun(stays))
-        if policy not in ("asp", "k-batch-bsp:2", "k-batch-asp:2"):
+        if policy in ("asp", "k-batch-bsp:2", "k-batch-asp:2"):
+            assert (await next_one).version == version(made)
+        else:
             assert await blocked(made, 0)
             assert not next_one.done()
-        await arrived(made, 0, finished)
         assert version(made) == {"asp": 1, "ssp:1": 2}.get(policy, 0)
         await depart(made, goes, how)
         assert await mine.wait() == "committed"
         batch = await next_one
+        if policy == "k-batch-bsp:2":
+            # The departure has made the update, which cancels what was computed on the old model.
+            await until(lambda: batch.cancelled, what="the cancellation")
+            await end(batch)
+            batch = await begun(stays)
         await end(batch, ones(70_000), "b")
-        assert await batch.wait() in ("committed", "cancelled")
-        last = await work(stays, ones(70_000), "b")
-        assert await last.wait() == "committed"
+        assert await batch.wait() == "committed"
         pulled = await stays.pull()
         assert set(pulled["a"]) == {0.0}
         assert set(pulled["b"]) == {-float(version(made))}
@@ -185,9 +210,12 @@ async def test_whoever_goes_in_mid_batch_leaves_nothing_and_holds_nobody(
 
 
 @pytest.mark.parametrize("how", DEPARTURES)
-@pytest.mark.parametrize("policy", ["bsp", *TWO])
-async def test_what_was_finished_before_going_is_in_the_next_update(policy: str, how: str) -> None:
+async def test_what_was_finished_before_going_is_in_the_next_update(how: str) -> None:
     """Where workers are counted it takes no member's place; where batches are, it counts as one."""
+    await together(goes_after_finishing, ["bsp", *TWO], how)
+
+
+async def goes_after_finishing(policy: str, how: str) -> None:
     async with (
         cluster(2, policy_text=policy, optimizer=SGD, worker_lost_s=LOST_S) as made,
         crew(made, 3) as workers,
@@ -212,22 +240,17 @@ async def test_what_was_finished_before_going_is_in_the_next_update(policy: str,
         assert model(made).tally(2).applied == 1
 
 
-async def test_the_crashed_one_is_told_if_it_was_only_silent(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Its removal is logged with the reason, and a later frame of it is refused as evicted."""
+async def test_a_crash_is_logged_with_who_and_why(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         cluster(1, policy_text="asp", optimizer=SGD, worker_lost_s=LOST_S) as made,
         crew(made, 2) as workers,
     ):
         await all_begun(workers)
-        driver = workers[1]._driver
-        driver._timer.cancel()  # It no longer beats, as a process that was stopped.
-        await until(lambda: 1 not in model(made).sync.live, what="that worker 1 is gone")
-        with pytest.raises(Evicted, match="nothing was heard of it"):
-            await workers[1].pull("w")
-        assert "worker 1 ('worker-1'" in caplog.text
-        assert "is gone: nothing was heard of it for" in caplog.text
+        await depart(made, workers[1], "crash")
+        said = [record.getMessage() for record in caplog.records if "is gone" in record.message]
+        assert len(said) == 1
+        assert said[0].startswith("worker 1 ('worker-1' on ")
+        assert "nothing was heard of it for" in said[0]
 
 
 # --- uneven numbers of batches -------------------------------------------------------------------
@@ -265,13 +288,35 @@ async def test_a_worker_with_more_batches_ends_by_itself(policy: str) -> None:
 # --- return --------------------------------------------------------------------------------------
 
 
+RETURNS = {
+    # Version that the returned worker begins on; version and value once both have finished again.
+    "bsp": (1, 1, -2.0),
+    "asp": (1, 3, -6.0),
+    "ssp:1": (1, 3, -6.0),
+    "k-bsp:2": (0, 1, -2.0),
+    "k-asp:2": (0, 1, -2.0),
+    "k-batch-bsp:2": (1, 2, -4.5),
+    "k-batch-asp:2": (1, 2, -4.5),
+}
+"""Worker 1 finishes 3 and goes; then worker 0 finishes 1, and the returned worker 1 finishes 2.
+
+BSP: the mean of 3 and 1, and 2 waits for the next round. By worker: the mean of 1, 3 and 2. By
+batch: 3 alone, as one member is left when it goes; then the mean of 1 and 2.
+"""
+
+
 @pytest.mark.parametrize("how", DEPARTURES)
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_a_worker_comes_back_under_its_name(policy: str, how: str) -> None:
+async def test_a_worker_comes_back_under_its_name(how: str) -> None:
     """A new incarnation at the current version; what the old one finished counts once (D26).
 
     The crashed one comes back long before the broker would miss it.
     """
+    assert set(RETURNS) == set(POLICIES)
+    await together(comes_back, [*POLICIES], how)
+
+
+async def comes_back(policy: str, how: str) -> None:
+    starts_at, ends_at, value = RETURNS[policy]
     async with (
         cluster(2, policy_text=policy, optimizer=SGD, worker_lost_s=60.0) as made,
         crew(made, 2) as workers,
@@ -285,26 +330,27 @@ async def test_a_worker_comes_back_under_its_name(policy: str, how: str) -> None
         else:
             crash(workers[1])
         async with made.worker(1, wait_timeout_s=6.0) as again:
-            assert again.rank == 1
             await again.init({"w": 9 * ones()})
             joining = asyncio.ensure_future(begun(again))
-            await until(
-                lambda: model(made).incarnations.get(1, old) > old, what="the new incarnation"
-            )
-            if not first.cancelled:
+            if policy == "bsp":
+                assert "a joiner starts after" in await blocked(made, 1)
                 await end(first, ones())
             batch = await joining
+            assert incarnation(made, 1) > old
+            assert (again.rank, batch.number, batch.version) == (1, 1, starts_at)
             assert batch.clock == min(model(made).sync.clocks.values())
-            assert batch.number == 1
-            assert model(made).tally(1).applied == 1
-            total = version(made)
-            np.testing.assert_array_equal(batch["w"], await again.pull("w"))
-            await end(batch, ones())
-            if policy not in ("asp", "ssp:1"):
-                extra = await work(workers[0])
-                assert extra.number >= 2
-            await until(lambda: version(made) > total, what="an update with the returned worker")
-            assert model(made).sync.live == {0, 1}
+            if policy == "k-batch-bsp:2":
+                await until(lambda: first.cancelled, what="the cancellation")
+                await end(first)
+                first = await begun(workers[0])
+            if policy != "bsp":
+                await end(first, ones())
+                await arrived(made, 0, first.clock + 1)
+            await end(batch, 2 * ones())
+            await arrived(made, 1, batch.clock + 1)
+            assert version(made) == ends_at
+            np.testing.assert_array_equal(await again.pull("w"), value * ones())
+            assert model(made).tally(1).applied == (1 if policy == "bsp" else 2)
 
 
 async def test_a_second_live_worker_of_a_name_or_a_rank_is_refused() -> None:
@@ -356,7 +402,8 @@ async def test_a_worker_that_never_pushes_is_named_and_the_servers_survive(
             assert "clock 0" in text
             assert "bsp: the update needs a contribution of every worker; it has 1 of 2" in text
         status = await workers[1].status()
-        assert "worker 1 ('worker-1'" in status["workers"][0]["waiting"]
+        (guilty,) = status["workers"][0]["waiting"]["on"]
+        assert (guilty["number"], guilty["name"], guilty["clock"]) == (1, "worker-1", 0)
         assert status["failed"] is None
         await end(silent, ones())
         assert [await one.wait() for one in (mine, silent)] == ["committed"] * 2
@@ -424,3 +471,222 @@ async def test_a_pull_between_updates_is_of_one_version() -> None:
             await reading
         assert seen == sorted(seen)
         assert version(made) == 4 * pushes
+
+
+# --- settings that change while training runs ----------------------------------------------------
+
+
+async def test_from_bsp_to_asp_in_mid_round() -> None:
+    """What was complete makes one last update; who computes goes on, and counts as it is."""
+    async with cluster(2, policy_text="bsp", optimizer=SGD) as made, crew(made, 3) as workers:
+        first, second, third = await all_begun(workers)
+        await end(first, 3 * ones())
+        await arrived(made, 0, 1)
+        next_one = asyncio.ensure_future(begun(workers[0]))
+        assert "every worker" in await blocked(made, 0)
+        assert await workers[1].set(policy="asp") == {"policy": 1}
+        assert await first.wait() == "committed"
+        assert (await next_one).version == 1
+        assert not second.cancelled
+        await end(second, ones())
+        assert await second.wait() == "committed"
+        await end(third, ones())
+        assert await third.wait() == "committed"
+        assert version(made) == 3
+        np.testing.assert_array_equal(await workers[2].pull("w"), -5 * ones())
+        assert workers[1].stats()["staleness"] == {"1": 1}
+        assert workers[2].stats()["staleness"] == {"2": 1}
+        assert (await workers[0].status())["policy"] == "asp"
+
+
+@pytest.mark.parametrize("policy", ["bsp", "k-bsp:3", "k-batch-bsp:3"])
+async def test_from_asp_to_a_policy_that_cancels(policy: str) -> None:
+    """Nobody's old work is in the new policy's updates: all begin again on one version."""
+    async with cluster(2, policy_text="asp", optimizer=SGD) as made, crew(made, 3) as workers:
+        old = await all_begun(workers)
+        assert await (await ended(old[0], ones())).wait() == "committed"
+        assert await workers[2].set(policy=policy) == {"policy": 1}
+        for batch in old[1:]:
+            await until(lambda one=batch: one.cancelled, what="the cancellation")
+            await end(batch)
+            assert await batch.wait() == "cancelled"
+        fresh = await all_begun(workers)
+        assert [batch.version for batch in fresh] == [1, 1, 1]
+        for batch in fresh:
+            await end(batch, 2 * ones())
+        assert [await batch.wait() for batch in fresh] == ["committed"] * 3
+        assert version(made) == 2
+        np.testing.assert_array_equal(await workers[2].pull("w"), -3 * ones())
+
+
+async def test_a_larger_slack_lets_go_who_was_held() -> None:
+    async with cluster(2, policy_text="ssp:0", optimizer=SGD) as made, crew(made, 2) as workers:
+        first, slow = await all_begun(workers)
+        await end(first, ones())
+        held = asyncio.ensure_future(begun(workers[0]))
+        assert "at most 0 finished batches" in await blocked(made, 0)
+        assert await workers[1].set(policy="ssp:1") == {"policy": 1}
+        await end(await held, ones())
+        held = asyncio.ensure_future(begun(workers[0]))
+        assert "at most 1 finished batches" in await blocked(made, 0)
+        assert not slow.cancelled
+        await end(slow, ones())
+        await end(await held)
+        assert version(made) >= 3
+
+
+async def test_from_k_asp_to_k_batch_asp_a_contributor_no_longer_waits() -> None:
+    async with cluster(2, policy_text="k-asp:2", optimizer=SGD) as made, crew(made, 3) as workers:
+        first, second, third = await all_begun(workers)
+        await end(first, ones())
+        held = asyncio.ensure_future(begun(workers[0]))
+        assert "2 workers" in await blocked(made, 0)
+        assert await workers[1].set(policy="k-batch-asp:3") == {"policy": 1}
+        batch = await held
+        assert batch.version == 1
+        await end(batch, ones())
+        await end(await begun(workers[0]), ones())
+        assert version(made) == 1
+        assert not second.cancelled
+        await end(second, 4 * ones())
+        assert await second.wait() == "committed"
+        assert version(made) == 2
+        await end(third)
+        # One, then the mean of 1, 1 and 4.
+        np.testing.assert_array_equal(await workers[0].pull("w"), -3 * ones())
+
+
+async def test_what_cannot_be_set_is_refused_and_changes_nothing() -> None:
+    async with cluster(1, policy_text="asp", optimizer=SGD) as made, crew(made, 1) as workers:
+        for setting, value, words in (
+            ("policy", "k-bsp:0", "threshold must be at least 1"),
+            ("policy", "ssp:-1", "none of bsp, asp, ssp:S"),
+            ("policy", "bulk", "none of bsp, asp, ssp:S"),
+            ("staleness", "drop:-1", "drop needs a count"),
+            ("slack", "1", "there are: lr, policy, staleness"),
+        ):
+            with pytest.raises(Refused, match=words):
+                await workers[0].set(**{setting: value})
+        status = await workers[0].status()
+        assert (status["policy"], status["staleness"]) == ("asp", "none")
+        assert await (await work(workers[0])).wait() == "committed"
+
+
+@pytest.mark.parametrize("name", ["k-bsp", "k-batch-bsp", "k-asp", "k-batch-asp"])
+async def test_k_above_the_members_is_said_with_both_numbers_and_works(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An update takes min(k, live); the broker says so when it begins, switches or loses one."""
+
+    def warnings() -> list[str]:
+        said = (record.getMessage() for record in caplog.records)
+        return [text for text in said if "contributions for each update" in text]
+
+    async with (
+        cluster(2, policy_text=f"{name}:5", optimizer=SGD, worker_lost_s=LOST_S) as made,
+        crew(made, 2) as workers,
+    ):
+        for turn in range(2):
+            batches = await all_begun(workers)
+            for batch in batches:
+                await end(batch, ones())
+            assert [await batch.wait() for batch in batches] == ["committed"] * 2
+            assert version(made) == turn + 1
+        wanted = f"policy {name}:5 wants 5 contributions for each update, but 2 workers are here"
+        assert [text.partition(": an")[0] for text in warnings()] == [wanted]
+        await workers[0].set(policy=f"{name}:2")
+        assert len(warnings()) == 1
+        await workers[0].set(policy=f"{name}:3")
+        assert f"policy {name}:3 wants 3 " in warnings()[-1]
+        assert "but 2 workers are here" in warnings()[-1]
+        await depart(made, workers[1], "crash")
+        await until(lambda: len(warnings()) == 3, what="a warning of the loss")
+        assert f"policy {name}:3 wants 3 " in warnings()[-1]
+        assert "but 1 worker is here" in warnings()[-1]
+
+
+async def test_enough_workers_are_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    """Not while they come in one by one, and not when they leave one by one at the end."""
+    async with cluster(1, policy_text="k-bsp:3", optimizer=SGD) as made, crew(made, 3) as workers:
+        for batch in await all_begun(workers):
+            await end(batch, ones())
+        for worker in workers:
+            await worker.leave()
+        assert "contributions for each update" not in caplog.text
+
+
+# --- stale gradients -----------------------------------------------------------------------------
+
+LAMBDA = 0.5
+
+
+def by_hand(rule: str, gradients: list[Array], ages: list[int], start: Array) -> Array:
+    """Apply gradients one by one with learning rate 1, each computed `age` updates ago.
+
+    scale: weight 1 of g / (1 + age). dc: g + LAMBDA * g * g * (w_now - w_then).
+    """
+    history = [start.astype(np.float64)]
+    for gradient, age in zip(gradients, ages, strict=True):
+        now, then = history[-1], history[-1 - age]
+        used = gradient.astype(np.float64)
+        if rule.startswith("dc"):
+            used = used + LAMBDA * used * used * (now - then)
+        if rule.startswith("scale"):
+            used = used / (1 + age)
+        history.append(now - used)
+    return history[-1]
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["from the start", "set live"])
+@pytest.mark.parametrize("rule", ["scale", f"dc:{LAMBDA}", "none"])
+async def test_stale_gradients_are_treated_as_one_process_would(rule: str, live: bool) -> None:
+    """Staleness 0, 0, 2, 1, 0 and 5, forced by the order in which three workers finish."""
+    start = np.array([1.0, -2.0, 0.5], np.float32)
+    gradients = [
+        np.array([0.25 * n, -0.5, 0.125 * (n % 3)], np.float32) * (-1) ** n for n in range(1, 7)
+    ]
+    given = "none" if live else rule
+    async with (
+        cluster(2, policy_text="asp", optimizer=SGD, staleness=given) as made,
+        crew(made, 3, {"w": start}) as workers,
+    ):
+        if live:
+            assert await workers[0].set(staleness=rule) == {"staleness": 0}
+        fast, middle, slow = await all_begun(workers)
+        order: list[Any] = []
+
+        async def finish(batch: Any) -> None:
+            await end(batch, gradients[len(order)])
+            assert await batch.wait() == "committed"
+            order.append(batch)
+
+        await finish(fast)
+        await finish(await begun(workers[0]))
+        late = await begun(workers[0])
+        await finish(middle)
+        await finish(late)
+        # Worker 1's next one is computed on version 4; worker 2 is at 0 still.
+        await finish(await begun(workers[1]))
+        await finish(slow)
+        ages = [at - batch.version for at, batch in enumerate(order)]
+        assert ages == [0, 0, 2, 1, 0, 5]
+        expected = by_hand(rule, gradients, ages, start)
+        np.testing.assert_allclose(await workers[0].pull("w"), expected, rtol=1e-6)
+        assert (await workers[0].status())["staleness"] == rule
+
+
+async def test_a_gradient_beyond_the_bound_is_dropped_and_counted_late() -> None:
+    async with (
+        cluster(2, policy_text="asp", optimizer=SGD, staleness="drop:1") as made,
+        crew(made, 2) as workers,
+    ):
+        first, slow = await all_begun(workers)
+        await end(first, ones())
+        await (await work(workers[0])).wait()
+        await end(slow, 100 * ones())
+        assert await slow.wait() in ("cancelled", "discarded")
+        assert version(made) == 2
+        assert await (await work(workers[1])).wait() == "committed"
+        np.testing.assert_array_equal(await workers[0].pull("w"), -3 * ones())
+        book = model(made).tally(1)
+        assert (book.applied, book.late, book.discarded) == (1, 1, 0)

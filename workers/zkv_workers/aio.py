@@ -9,12 +9,12 @@ from typing import Any, Unpack
 
 from zkv.dtypes import Array
 from zkv.errors import Closed, WaitTimeout
-from zkv_workers import faces
+from zkv_workers import faces, figures
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
-from zkv_workers.faces import Clock, Key, Ledger
+from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import AsyncLocal
 from zkv_workers.model import BatchState, ConnectOptions, session_config
 
@@ -45,6 +45,10 @@ class AsyncBatch(AnyBatch):
             await asyncio.shield(self._fate)
         return self.outcome
 
+    def _done(self, fate: asyncio.Future[s.Fate]) -> None:
+        if not fate.cancelled() and fate.exception() is None:
+            self._settled(fate.result())
+
     async def __aenter__(self) -> AsyncBatch:
         self._check_unused()
         waiting = Clock(self._ledger, "wait_s")
@@ -63,7 +67,7 @@ class AsyncBatch(AnyBatch):
         if finish is None:
             return False
         self._fate = self._worker._driver.call(finish)
-        self._fate.add_done_callback(self._worker._settled)
+        self._fate.add_done_callback(self._done)
         return error is not None
 
 
@@ -73,10 +77,11 @@ class AsyncWorker:
     def __init__(self, config: SessionConfig, route: str) -> None:
         self._config = config
         self._route = route
-        self._ledger = Ledger()
+        self._ledger = Ledger(keeps=figures.wanted(config))
         self._batches: dict[int, BatchState] = {}
         self._member: s.Membership | None = None
         self._made: Driver | None = None
+        self._closed = False
 
     @property
     def _driver(self) -> Driver:
@@ -106,12 +111,6 @@ class AsyncWorker:
         state = self._batches.get(batch)
         if state is not None:
             state.cancelled = True
-
-    def _settled(self, fate: asyncio.Future[s.Fate]) -> None:
-        if not fate.cancelled() and fate.exception() is None:
-            error = faces.refusal(fate.result())
-            if error is not None:
-                self._ledger.refused.append(error)
 
     @property
     def rank(self) -> int:
@@ -188,6 +187,10 @@ class AsyncWorker:
         await outcome
         return array
 
+    async def evaluate(self) -> Model:
+        """Return one consistent version of the whole model (see `Worker.evaluate`)."""
+        return faces.evaluated(await self._driver.call(lambda token: s.Pull(token, ())))
+
     async def barrier(self) -> None:
         """Wait until every worker is here and all that was finished before has arrived."""
         await self._driver.call(s.Barrier)
@@ -228,6 +231,9 @@ class AsyncWorker:
         """Leave and close all sockets, in bounded time."""
         await self.leave()
         if self._made is not None:
+            if not self._closed:
+                figures.write(self._config, self._joined, self._made, self._ledger)
+            self._closed = True
             self._made.close()
 
     async def __aenter__(self) -> AsyncWorker:

@@ -32,6 +32,7 @@ class AnyBatch:
         self._fate: Any = None
         self._withdrawn = False
         self._computing: Clock | None = None
+        self._spent_s = 0.0
 
     @property
     def _open(self) -> BatchState:
@@ -111,6 +112,13 @@ class AnyBatch:
             return "withdrawn"
         return "open" if self._fate is None else faces.outcome(self._fate)
 
+    def _settled(self, fate: s.Fate) -> None:
+        """Book what became of it."""
+        self._ledger.settled(fate, self._open.version, self._spent_s)
+        error = faces.refusal(fate)
+        if error is not None:
+            self._ledger.refused.append(error)
+
     def _check_unused(self) -> None:
         if self._state is not None:
             raise RuntimeError("a batch is used once; ask the worker for the next one")
@@ -124,7 +132,7 @@ class AnyBatch:
         """Leave the block: return what finishes the batch, or None if an exception withdraws it."""
         state = self._open
         if self._computing is not None:
-            self._computing.stop()
+            self._spent_s = self._computing.stop()
         self._running.pop(state.number, None)
         if error is not None and not isinstance(error, Cancelled):
             self._withdrawn = True

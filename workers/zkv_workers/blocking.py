@@ -15,12 +15,12 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed
 from zkv_net.loop import loop_factory
-from zkv_workers import faces
+from zkv_workers import faces, figures
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
-from zkv_workers.faces import Clock, Key, Ledger
+from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import Local
 from zkv_workers.model import BatchState, ConnectOptions, session_config
 from zkv_workers.waiting import Pushed, copy_result, result_of
@@ -44,7 +44,8 @@ class Batch(AnyBatch):
         """
         if self._fate is not None:
             patience = self._worker._config.wait_timeout_s if timeout_s is None else timeout_s
-            result_of(self._fate, patience, f"the fate of batch {self.number}")
+            what = f"the fate of batch {self.number}"
+            result_of(self._fate, patience, what, self._worker._reason)
         return self.outcome
 
     def __enter__(self) -> Batch:
@@ -65,7 +66,7 @@ class Batch(AnyBatch):
         if finish is None:
             return False
         self._fate = self._worker._start(finish)
-        self._worker._watch(self._fate)
+        self._worker._watch(self._fate, self._settled)
         return error is not None
 
 
@@ -77,7 +78,7 @@ class Worker:
 
     def __init__(self, config: SessionConfig, route: str) -> None:
         self._config = config
-        self._ledger = Ledger()
+        self._ledger = Ledger(keeps=figures.wanted(config))
         self._batches: dict[int, BatchState] = {}
         self._pid = os.getpid()
         self._left = False
@@ -140,14 +141,18 @@ class Worker:
             future.cancel()
             raise
 
-    def _watch(self, fate: concurrent.futures.Future[s.Fate]) -> None:
-        def settled(done: concurrent.futures.Future[s.Fate]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                error = faces.refusal(done.result())
-                if error is not None:
-                    self._ledger.refused.append(error)
+    def _reason(self) -> str:
+        """Return the broker's last word on why this worker waits."""
+        return self._driver.session.requests.reason
 
-        fate.add_done_callback(settled)
+    def _watch(
+        self, fate: concurrent.futures.Future[s.Fate], settled: Callable[[s.Fate], None]
+    ) -> None:
+        def done(done: concurrent.futures.Future[s.Fate]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                settled(done.result())
+
+        fate.add_done_callback(done)
 
     # --- what users call ---------------------------------------------------------------------
 
@@ -245,6 +250,19 @@ class Worker:
         pushed.result()
         return array
 
+    def evaluate(self) -> Model:
+        """Return one consistent version of the whole model: `.version` and `.params`.
+
+        It only reads: no batch is counted, no clock moves, and inside a batch or between two it
+        holds no update back. An evaluation that takes long is better done by an observer
+        (`connect(observer=True)`), which no policy ever waits for.
+
+        Raises:
+            UnknownKey: there is no model: all keys are plain.
+            WaitTimeout: it did not come in time; the text says who is missing.
+        """
+        return faces.evaluated(self._call(lambda token: s.Pull(token, ())))
+
     def barrier(self) -> None:
         """Wait until every worker is here and all that was finished before has arrived."""
         self._call(s.Barrier)
@@ -285,6 +303,7 @@ class Worker:
         if os.getpid() != self._pid or self._loop.is_closed():
             return
         self.leave()
+        figures.write(self._config, self._member, self._driver, self._ledger)
         self._stop()
         atexit.unregister(self.close)
 

@@ -27,4 +27,6 @@ class SessionConfig:
     beat_s: float = 0.5
     resend_s: float = 2.0
     link_resend_s: float = 1.0
+    report: str = ""
+    """The folder that its figures are left in at the end; "": nowhere."""
     window_bytes: int = 64 * 1024 * 1024

@@ -27,11 +27,31 @@ LEAVE_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Ledger:
-    """Where a worker's time has gone, in seconds, and the guard's refusals of pushes."""
+    """Where a worker's time has gone, in seconds, and the guard's refusals of pushes.
+
+    `useful_s` is the computing whose batch was committed, `cancelled_s` that of batches that the
+    update happened without. `updates` is kept only if `keeps` says so, as it grows with the run.
+    """
 
     wait_s: float = 0.0
     compute_s: float = 0.0
+    useful_s: float = 0.0
+    cancelled_s: float = 0.0
     refused: list[PushRefused] = field(default_factory=list)
+    keeps: bool = False
+    updates: list[tuple[int, int, float]] = field(default_factory=list)
+    """(version, staleness, when it was heard of) of each committed batch; seconds of the clock that
+    all processes of a machine share."""
+    began: float = field(default_factory=time.time)
+
+    def settled(self, fate: s.Fate, base: int, spent_s: float) -> None:
+        """Note what became of a batch that was computed on version `base` for `spent_s`."""
+        if fate.version is not None:
+            self.useful_s += spent_s
+            if self.keeps:
+                self.updates.append((fate.version, fate.version - 1 - base, time.time()))
+        elif fate.outcome == "cancelled":
+            self.cancelled_s += spent_s
 
     def raise_refused(self) -> None:
         """Raise the first refusal that nobody has been told of."""
@@ -54,6 +74,19 @@ def pulled(values: s.Values, keys: tuple[Key, ...]) -> dict[Key, Array]:
     """Return fresh arrays by key: those asked for, or all names of the model."""
     arrays = unpack(values.layout, values.kids, values.blocks, values.parts)
     return {key: arrays[key] for key in keys} if keys else arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One consistent version of the whole model: fresh arrays by key, yours to change."""
+
+    version: int
+    params: dict[Key, Array]
+
+
+def evaluated(values: s.Values) -> Model:
+    """Return what `evaluate` gives for the answer to a pull of the whole model."""
+    return Model(values.version, pulled(values, ()))
 
 
 def initialise(
@@ -80,7 +113,11 @@ def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key
 
 
 def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
-    """Return a worker's figures as plain data: counts, seconds, bytes."""
+    """Return a worker's figures as plain data: counts, seconds, bytes.
+
+    `communication_s` is from each grant until the model's last block was here: a part of `wait_s`
+    where nothing else was done meanwhile.
+    """
     session = driver.session
     counts = session.made.counts
     return {
@@ -91,7 +128,10 @@ def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
         "pulls": session.pulls.answered,
         "plain_pushes": counts["plain"],
         "wait_s": round(ledger.wait_s, 6),
+        "communication_s": round(session.downloads.model_s, 6),
         "compute_s": round(ledger.compute_s, 6),
+        "useful_s": round(ledger.useful_s, 6),
+        "cancelled_s": round(ledger.cancelled_s, 6),
         "bytes_up": session.uploads.bytes_sent,
         "bytes_down": session.downloads.bytes_received,
         "bytes_unacknowledged": session.uploads.unacknowledged(),
@@ -118,7 +158,8 @@ class Clock:
     def __init__(self, ledger: Ledger, name: str) -> None:
         self._ledger, self._name, self._since = ledger, name, time.monotonic()
 
-    def stop(self) -> None:
-        """Add the seconds since this clock was made."""
+    def stop(self) -> float:
+        """Add the seconds since this clock was made, and return them."""
         spent = time.monotonic() - self._since
         setattr(self._ledger, self._name, getattr(self._ledger, self._name) + spent)
+        return spent

@@ -174,16 +174,17 @@ class ConnectOptions(TypedDict, total=False):
     """Patience for the cluster to be complete; default: ZKV_CONNECT_TIMEOUT_S, else 60."""
     wait_timeout_s: float | None
     """Patience of every later wait; default: ZKV_WAIT_TIMEOUT_S, else 600."""
-    narrate_after_s: float
-    """When a wait is first explained in the log; then every `narrate_every_s`."""
+    narrate_after_s: float | None
+    """When a wait is first explained in the log; default: ZKV_NARRATE_AFTER_S, else 2."""
     narrate_every_s: float
+    """How often it is explained again after that."""
     broker_lost_s: float
     """How long the broker may be silent before it is taken for lost."""
     window_bytes: int
     """Bytes that may be unacknowledged at each server."""
 
 
-TUNING = ("narrate_after_s", "narrate_every_s", "broker_lost_s", "window_bytes")
+TUNING = ("narrate_every_s", "broker_lost_s", "window_bytes")
 
 
 def session_config(
@@ -222,6 +223,8 @@ def session_config(
         pid=os.getpid(),
         connect_timeout_s=_number(options.get("connect_timeout_s"), ("ZKV_CONNECT_TIMEOUT_S",), 60),
         wait_timeout_s=_number(options.get("wait_timeout_s"), ("ZKV_WAIT_TIMEOUT_S",), 600),
+        narrate_after_s=_number(options.get("narrate_after_s"), ("ZKV_NARRATE_AFTER_S",), 2.0),
+        report=os.environ.get("ZKV_REPORT", ""),
     )
     tuned: Any = {name: value for name, value in options.items() if name in TUNING}
     route = options.get("route") or os.environ.get("ZKV_ROUTE") or "direct"

@@ -15,7 +15,7 @@ from zkv import data_messages as d
 from zkv.dtypes import DTYPES, Array
 from zkv.layout import Layout
 from zkv.window import Window
-from zkv.wire import BlockSpec, ContributionId
+from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_workers.packing import cut
 from zkv_workers.signals import SendData
 
@@ -33,6 +33,8 @@ class Assembly:
     granted: c.Granted
     missing: set[int]
     touched: float
+    since: float
+    """When it was granted."""
     blocks: dict[int, Array] = field(default_factory=dict)
     parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -145,6 +147,8 @@ class Downloads:
         self._over: deque[tuple[int, int]] = deque(maxlen=OVER_MAX)
         self._got: dict[tuple[int, int, int, int], list[int]] = {}
         self.bytes_received = 0
+        self.model_s = 0.0
+        """Seconds from a grant until the last block of its model was here, over all grants."""
 
     def receipts(self) -> list[SendData]:
         """Return one receipt for each server and grant: their blocks have arrived since."""
@@ -156,7 +160,7 @@ class Downloads:
 
     def expect(self, granted: c.Granted, blocks: Iterable[BlockSpec], now: float) -> Assembly:
         """Wait for these blocks; those that came before the grant are taken in at once."""
-        assembly = Assembly(granted, {block.bid for block in blocks}, now)
+        assembly = Assembly(granted, {block.bid for block in blocks}, now, now)
         name = (granted.group, granted.grant)
         self._open[name] = assembly
         for message, payload in self._early.pop(name, {}).values():
@@ -185,6 +189,8 @@ class Downloads:
         if not assembly.complete:
             return None
         self._close(name)
+        if message.group == MODEL:
+            self.model_s += now - assembly.since
         return assembly
 
     def _put(self, assembly: Assembly, message: d.Block, payload: Array, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections.abc import Callable
 from typing import Any
 
 from zkv.errors import WaitTimeout
@@ -47,15 +48,23 @@ def copy_result(source: asyncio.Future[Any], target: concurrent.futures.Future[A
             target.set_result(source.result())
 
 
-def result_of(future: concurrent.futures.Future[Any], timeout_s: float | None, what: str) -> Any:
+def result_of(
+    future: concurrent.futures.Future[Any],
+    timeout_s: float | None,
+    what: str,
+    reason: Callable[[], str] = str,
+) -> Any:
     """Wait for a future of the I/O thread.
 
     Raises:
-        WaitTimeout: nothing came within `timeout_s`; `what` is named.
+        WaitTimeout: nothing came within `timeout_s`; `what` is named, and the `reason` if there is
+            one.
     """
     try:
         return future.result(timeout_s)
     except concurrent.futures.TimeoutError:
         if future.done():
             raise
-        raise WaitTimeout(f"{what} is not known after {timeout_s} s") from None
+        why = reason()
+        text = f"{what} is not known after {timeout_s} s" + (f": {why}" if why else "")
+        raise WaitTimeout(text) from None

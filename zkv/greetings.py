@@ -1,0 +1,87 @@
+"""How processes meet and part: hellos, welcomes, signs of life, and why somebody waits.
+
+Part of the control messages (`zkv.control` has the others, and the packets that carry them all).
+Each struct says in one sentence who sends it; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from zkv.wire import Frozen, Int, Name, Text, UInt
+
+
+class WorkerHello(Frozen, frozen=True, tag=30):
+    """Worker to broker: I want to take part (an observer only reads)."""
+
+    name: Name
+    rank: Int
+    world: UInt
+    observer: bool
+    host: Name
+    pid: UInt
+
+
+class ServerHello(Frozen, frozen=True, tag=31):
+    """Server to broker: I can hold a shard and listen for data at this address."""
+
+    name: Name
+    address: Name
+    budget_bytes: UInt
+    host: Name
+    pid: UInt
+    started: bool
+    """Whether it already holds a model that was granted or committed under an earlier broker."""
+
+
+class ServerAt(Frozen, frozen=True):
+    """Where a server listens."""
+
+    index: UInt
+    name: Name
+    address: Name
+
+
+class Welcome(Frozen, frozen=True, tag=32):
+    """Broker to worker: you are in, and the servers are there."""
+
+    number: UInt
+    incarnation: UInt
+    rank: UInt
+    world: UInt
+    term: UInt
+    servers: list[ServerAt]
+    data_address: Name
+    """Where route `broker` takes data; empty if the broker has no such port."""
+    policy: Name
+
+
+class ServerWelcome(Frozen, frozen=True, tag=33):
+    """Broker to server: you are number `index` of `servers`."""
+
+    index: UInt
+    servers: UInt
+    term: UInt
+
+
+class Beat(Frozen, frozen=True, tag=34):
+    """Anybody to anybody: I am alive; `at` is an opaque clock reading that `Echo` sends back."""
+
+    at: float
+
+
+class Waiting(Frozen, frozen=True, tag=35):
+    """Broker to worker: what you wait for has not happened, because of this."""
+
+    reason: Text
+
+
+class Fatal(Frozen, frozen=True, tag=36):
+    """Broker to all: the run cannot go on."""
+
+    code: Name
+    reason: Text
+
+
+class Bye(Frozen, frozen=True, tag=37):
+    """Broker to worker: your leave is complete. Worker or server to broker: I stop now."""
+
+    reason: Text
