@@ -140,7 +140,8 @@ def check_command(command: list[str]) -> None:
     if program == "zkv":
         # The command of this interpreter's environment, whatever PATH holds.
         base = [sys.executable, "-c", "from zkv_cli.main import app; app()"]
-        names = arguments[:1] if arguments and not arguments[0].startswith("-") else []
+        depth = 2 if arguments[:1] == ["plan"] else 1
+        names = arguments[:depth] if arguments and not arguments[0].startswith("-") else []
         # A program's own arguments follow its file's name: `zkv run -n 3 train.py --rate 1`.
         own = next((i for i, word in enumerate(arguments) if word.endswith(".py")), None)
         check_flags(["zkv", *names], arguments[:own], help_of([*base, *names]))

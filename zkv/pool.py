@@ -173,8 +173,3 @@ class Pool:
         self._settled[draw.pass_number] += len(draw)
         if self._settled[draw.pass_number] == self.shard.n:
             del self._settled[draw.pass_number]
-
-    def gone(self, owner: int) -> None:
-        """Settle all open draws of an owner that is no more: none of them counts."""
-        for ticket in [t for t, (holder, _) in self._open.items() if holder == owner]:
-            self.settle(ticket, counted=False)

@@ -19,6 +19,7 @@ from zkv.staleness import Staleness
 from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
 from zkv_brokers.decisions import CANCELLED, Arrival, Decisions, Pins, Tally
+from zkv_brokers.draws import Draws
 
 
 class Group:
@@ -45,6 +46,8 @@ class Group:
         self.tallies: dict[int, Tally] = {}
         """What became of the contributions, by worker number."""
         self.staleness = Staleness()
+        self.draws = Draws()
+        """The samples that go with the grants; of the model only."""
         self.version = 0
         """The version that the log has reached; the synchronizer's may be ahead of it (`Sum`)."""
         self._pins = pins
@@ -83,6 +86,7 @@ class Group:
         self._bases = {b: v for b, v in self._bases.items() if b[0] != number or b in self._arrived}
         self._over.pop(incarnation, None)
         self._holds.pop(incarnation, None)
+        self.draws.left(number, self._arrived)
         self._decide(e.Left(number), out)
 
     def pause(self, number: int, out: Decisions) -> None:
@@ -94,6 +98,17 @@ class Group:
             self._take_back(incarnation, number, grant, out)
         self._forget_queued(number)
         self._decide(e.Left(number), out)
+
+    def rest(self, number: int, out: Decisions) -> None:
+        """A worker has found no samples for its newest grant: no update may wait for it."""
+        self.incarnations.pop(number)
+        self._forget_queued(number)
+        self._decide(e.Left(number), out)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nobody is a member and nothing is undecided: nothing can come back."""
+        return not (self.sync.live or self._queue or self._summing)
 
     def _forget_queued(self, number: int) -> None:
         """Drop what was decided for a worker and not carried out: it is no member now.
@@ -278,6 +293,7 @@ class Group:
     def _settle(self, name: ContributionId, version: int, why: str, out: Decisions) -> None:
         arrival = self.arrivals.pop(name, None)
         if arrival is not None:
+            self.draws.settle(arrival.number, arrival.grant, counted=version >= 0)
             self._reserved.discard((arrival.number, arrival.grant))
             self._arrived.pop((arrival.number, arrival.grant), None)
             self._bases.pop((arrival.number, arrival.grant), None)
@@ -293,6 +309,7 @@ class Group:
 
     def _take_back(self, incarnation: int, number: int, grant: int, out: Decisions) -> None:
         self._reserved.discard((number, grant))
+        self.draws.settle(number, grant, counted=False)
         self._bases.pop((number, grant), None)
         self._over.setdefault(incarnation, Marks()).settle(grant)
         self._pins.by_grant.pop((incarnation, self.group, grant), None)
@@ -343,6 +360,10 @@ class Group:
         return ""
 
     def _grant(self, start: e.Start, incarnation: int, out: Decisions) -> None:
+        samples = self.draws.take(start.worker, start.grant, incarnation)
+        if samples is None and self.draws.pool is not None:
+            self._over.setdefault(incarnation, Marks()).settle(start.grant)
+            return
         self._reserved.add((start.worker, start.grant))
         self._current[start.worker] = start.grant
         version = self._bases[start.worker, start.grant] = self.version
@@ -364,6 +385,7 @@ class Group:
             index=out.index,
             kids=[],
             token=0,
+            samples=samples,
         )
         out.tell(incarnation, message)
 

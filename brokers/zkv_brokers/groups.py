@@ -16,6 +16,7 @@ from zkv.policy import SyncPolicy
 from zkv.wire import MODEL, ContributionId
 from zkv_brokers.catalog import Catalog
 from zkv_brokers.decisions import Decisions, Pins
+from zkv_brokers.draws import Draws
 from zkv_brokers.group import Group
 from zkv_brokers.members import Members, Worker
 
@@ -34,6 +35,8 @@ class Groups:
     by_number: dict[int, Group] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     """Incarnations that asked for batches before there was a model."""
+    draws: Draws = field(default_factory=Draws)
+    """The samples that go with the model's grants."""
     _cohort: set[int] = field(default_factory=set)
     """Who starts again together after a barrier that has let somebody out."""
     _rested: set[int] = field(default_factory=set)
@@ -104,6 +107,7 @@ class Groups:
         group = self.model
         if group is None:
             group = self._new(MODEL)
+            group.draws = self.draws
             self.prepare(group)
         if not self._cohort_is_here():
             return False
@@ -129,6 +133,7 @@ class Groups:
     def leave(self, worker: Worker, out: Decisions) -> None:
         """A member is gone."""
         self.begun.discard(worker.incarnation)
+        self.draws.forget(worker)
         self.pins.release(worker.incarnation)
         for group in self.by_number.values():
             if group.incarnations.get(worker.number) == worker.incarnation:
@@ -169,7 +174,8 @@ class Groups:
                 waiting = group.sync.waiting(worker.number)
                 # Whoever computes will finish; one waiting member tells for all.
                 return waiting is not None and bool(waiting.on) and set(waiting.on) <= there
-        return False
+        # Who is out of samples waits for those that the resting ones hold.
+        return bool(self.draws.idle)
 
     def barrier_opened(self, out: Decisions) -> None:
         """All go on together: if the barrier has let somebody out, the next round is for all

@@ -224,6 +224,7 @@ def status(router: Router) -> dict[str, Any]:
         "failed": router.failed.reason if router.failed is not None else None,
         "version": model.version if model is not None else 0,
         "log_entries": len(router.log),
+        "data": router.groups.draws.plain(),
         "keys": len(layout.kid_of),
         "plain_keys": len(router.groups.by_number) - (model is not None),
         "servers_wanted": members.servers_wanted,

@@ -100,6 +100,8 @@ class Router:
             case ServerLink(index, up):
                 if index in self.members.servers:
                     self.members.servers[index].broken = not up
+        if self.groups.model is not None:
+            self.groups.draws.circulate(self.groups.model, out)
 
     def _flush(self, out: Decisions) -> list[Action]:
         self.log.extend(out.entries)
@@ -178,7 +180,12 @@ class Router:
         match message:
             case c.Offer():
                 self._offer(worker, message, out)
+            case c.UsePool():
+                trained = bool(self.groups.begun) or self.groups.model is not None
+                self.groups.draws.use(message, worker, trained=trained)
+                self.hub.send(worker.peer, c.Reply(message.token, "used"))
             case c.Begin():
+                self.groups.draws.check_begin(worker)
                 worker.barrier_token = 0  # It has given its barrier up (interrupt, time-out).
                 self.groups.begun.add(worker.incarnation)
                 self._begin(out)
@@ -200,6 +207,7 @@ class Router:
             case c.Barrier(token=token, number=number):
                 worker.barrier, worker.barrier_token = number, token
                 self.groups.begun.discard(worker.incarnation)
+                self.groups.draws.forget(worker)
                 self._settle_leavers(out)
             case c.Leave():
                 worker.leaving = True

@@ -640,7 +640,7 @@ def by_hand(rule: str, gradients: list[Array], ages: list[int], start: Array) ->
 @pytest.mark.parametrize("live", [False, True], ids=["from the start", "set live"])
 @pytest.mark.parametrize("rule", ["scale", f"dc:{LAMBDA}", "none"])
 async def test_stale_gradients_are_treated_as_one_process_would(rule: str, live: bool) -> None:
-    """Staleness 0, 0, 2, 1, 0 and 5, forced by the order in which three workers finish."""
+    """Staleness 0, 0, 2, 1, 1 and 5, forced by the order in which three workers finish."""
     start = np.array([1.0, -2.0, 0.5], np.float32)
     gradients = [
         np.array([0.25 * n, -0.5, 0.125 * (n % 3)], np.float32) * (-1) ** n for n in range(1, 7)
@@ -665,11 +665,11 @@ async def test_stale_gradients_are_treated_as_one_process_would(rule: str, live:
         late = await begun(workers[0])
         await finish(middle)
         await finish(late)
-        # Worker 1's next one is computed on version 4; worker 2 is at 0 still.
+        # Worker 1 was granted its next batch with its own update, the third; worker 2 is at 0 still.
         await finish(await begun(workers[1]))
         await finish(slow)
         ages = [at - batch.version for at, batch in enumerate(order)]
-        assert ages == [0, 0, 2, 1, 0, 5]
+        assert ages == [0, 0, 2, 1, 1, 5]
         expected = by_hand(rule, gradients, ages, start)
         np.testing.assert_allclose(await workers[0].pull("w"), expected, rtol=1e-6)
         assert (await workers[0].status())["staleness"] == rule

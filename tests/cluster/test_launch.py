@@ -7,27 +7,21 @@ Every launcher gets a session of its own. Its children are groups of their own w
 from __future__ import annotations
 
 import os
-import queue
 import re
-import select
 import signal
 import socket
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from processes import all_ended, launched, program
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="sessions are read from /proc"),
 ]
 
-PATIENCE_S = 30.0
 END_S = 5.0
 """What a signal may take until nothing is left: a promise of the commands."""
 
@@ -49,103 +43,6 @@ print("ready 0", flush=True)
 while True:
     signal.pause()
 """
-
-
-class Launched:
-    """A process with a session of its own, whose lines can be awaited."""
-
-    def __init__(self, *command: str, env: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env=os.environ | (env or {}),
-        )
-        self.said: list[str] = []
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._pump = threading.Thread(target=self._read, daemon=True)
-        self._pump.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            for line in stream:
-                self._lines.put(line.rstrip("\n"))
-        self._lines.put(None)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.said)
-
-    def line(self, pattern: str) -> re.Match[str]:
-        """Wait for a line in which `pattern` is found."""
-        while True:
-            try:
-                line = self._lines.get(timeout=PATIENCE_S)
-            except queue.Empty:
-                pytest.fail(f"no line with {pattern!r}; said so far:\n{self.text}")
-            if line is None:
-                pytest.fail(f"ended without a line with {pattern!r}; said:\n{self.text}")
-            self.said.append(line)
-            match = re.search(pattern, line)
-            if match:
-                return match
-
-    def end(self, timeout_s: float = PATIENCE_S) -> int:
-        """Wait for its end and return the exit code; everything it said is in `text`."""
-        code = self.process.wait(timeout_s)
-        while (line := self._lines.get(timeout=PATIENCE_S)) is not None:
-            self.said.append(line)
-        return code
-
-    def session(self) -> list[int]:
-        """The processes of its session that run."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                _, _, fields = stat.read_text().rpartition(")")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            state, _, _, session = fields.split()[:4]
-            if int(session) == self.process.pid and state not in "ZX":
-                found.append(int(stat.parent.name))
-        return found
-
-
-@contextmanager
-def launched(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Launched]:
-    """Run `zkv` with these arguments; afterwards nothing of its session is alive."""
-    one = Launched(sys.executable, "-m", "zkv_cli", *arguments, env=env)
-    try:
-        yield one
-    finally:
-        for pid in one.session():
-            os.kill(pid, signal.SIGKILL)
-        one.process.wait(PATIENCE_S)
-
-
-def all_ended(pids: list[int], timeout_s: float) -> bool:
-    """Wait until these processes have ended, whoever reaps them."""
-    deadline = time.monotonic() + timeout_s
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        with os.fdopen(descriptor):
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([descriptor], [], [], left)[0]:
-                return False
-    return True
-
-
-def program(folder: Path, text: str, name: str = "train.py") -> str:
-    path = folder / name
-    path.write_text(text, "utf-8")
-    return str(path)
 
 
 def free_port() -> int:

@@ -93,3 +93,19 @@ def test_the_commands_work_in_the_order_of_the_readme(running, tmp_path):
     assert (status["version"], status["keys"]) == (320, 2)
     assert "lr" in told["set"]
     assert (tmp_path / "model.safetensors").stat().st_size > 0
+
+
+def test_the_simulator_and_the_calculator_answer(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ZKV_")}
+    for command in commands_of(block_that_begins("zkv", "simulate")):
+        result = subprocess.run(
+            started(command),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
+        assert result.stdout
