@@ -49,8 +49,7 @@ class Shard:
         passes = 1 if self.passes is None else self.passes
         limits = (("n", self.n, 1), ("seed", self.seed, 0), ("size", self.size, 1))
         for name, value, least in (*limits, ("passes", passes, 1)):
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not least <= value <= INT_MAX:
+            if type(value) is not int or not least <= value <= INT_MAX:
                 raise ValueError(
                     f"data: {name}={value!r}; it must be a whole number, at least {least}"
                 )

@@ -24,6 +24,7 @@ from zkv.network_model import Link, Network
 from zkv.policy import SyncPolicy
 from zkv.simulation_report import Account, Applied, Cancelled, SimulationReport, Span
 from zkv.sync import (
+    Action,
     Cancel,
     Commit,
     Discard,
@@ -103,7 +104,8 @@ class Simulation:
     """A run that can be continued: `run` goes on to a time or a number of updates.
 
     `trace` keeps every contribution, cancellation and span of time beside the sums; the plot is
-    drawn from it, and it costs memory for each batch.
+    drawn from it, and it costs memory for each batch. `listener` hears each action of the
+    synchroniser, in their order and before it is carried out.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Simulation:
         *,
         network: Network | None = None,
         trace: bool = True,
+        listener: Callable[[Action], None] | None = None,
     ) -> None:
         self.policy = policy
         self.times = times
@@ -127,6 +130,7 @@ class Simulation:
         self._update_times: list[Time] = []
         self._staleness: list[int] = []
         self._trace = _Trace() if trace else None
+        self._listener = listener
         # A sum of an exact and a random time is a float anyway, and floats are quicker.
         number: Callable[[Time], Time] = (lambda time: time) if times.exact else float
         self._latency = number(self.network.latency_s)
@@ -223,6 +227,8 @@ class Simulation:
 
     def _tell(self, event: Event) -> None:
         for action in self._synchronizer.handle(event):
+            if self._listener is not None:
+                self._listener(action)
             match action:
                 case Commit():
                     self._commit(action)

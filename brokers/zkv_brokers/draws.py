@@ -15,7 +15,7 @@ from zkv import control as c
 from zkv.errors import Refused
 from zkv.pool import Pool, Shard
 from zkv_brokers.decisions import Decisions
-from zkv_brokers.members import Members, Worker
+from zkv_brokers.members import Worker
 
 if TYPE_CHECKING:
     from zkv_brokers.group import Group
@@ -40,9 +40,7 @@ class Draws:
             Refused: another pool is in use, or batches were begun without one.
             ValueError: no such pool is possible.
         """
-        shard = Shard(
-            message.n, message.seed, message.size, message.passes or None, message.retry
-        )
+        shard = Shard(message.n, message.seed, message.size, message.passes or None, message.retry)
         if self.pool is None:
             if trained:
                 raise Refused(
@@ -116,19 +114,6 @@ class Draws:
             for _, incarnation in sorted(self.idle.items()):
                 out.tell(incarnation, c.Exhausted())
             self.idle.clear()
-
-    def reason(self, worker: Worker, members: Members) -> str:
-        """Return why a worker waits for samples; "" if it does not."""
-        if self.pool is None or self.idle.get(worker.number) != worker.incarnation:
-            return ""
-        holders = ", ".join(
-            str(members.numbered(number) or f"worker {number}") + f" ({count})"
-            for number, count in sorted(self.pool.unsettled.items())[:4]
-        )
-        return (
-            "all samples are handed out, and the next batch comes only if some come back; draws "
-            f"that are not settled: {holders}"
-        )
 
     def plain(self) -> dict[str, Any] | None:
         """Return who has computed what, as plain data; None without a pool."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from zkv.reasons import NAMES_MAX, ON_THEIR_WAY, Reason, Who
+from zkv_brokers.draws import Draws
 from zkv_brokers.group import Group
 from zkv_brokers.members import Members, Server, Worker
 
@@ -80,6 +81,21 @@ def at_barrier(
         have=len(training) - len(behind),
         words=f"barrier {worker.barrier} waits for {whom}",
         more=max(0, len(behind) - NAMES_MAX),
+    )
+
+
+def out_of_samples(draws: Draws, members: Members, silent_s: Silence) -> Reason:
+    """Return who has samples that the next batch could be of, if they come back."""
+    held = sorted(draws.pool.unsettled.items()) if draws.pool is not None else []
+    known = [other for number, _ in held if (other := members.numbered(number)) is not None]
+    return Reason(
+        "all samples are handed out; some may come back",
+        tuple(_who(other, 0, silent_s) for other in known[:NAMES_MAX]),
+        need=1,
+        have=0,
+        what="the next batch",
+        whom=f"the batches of {_named(known)}" if known else ON_THEIR_WAY,
+        more=max(0, len(known) - NAMES_MAX),
     )
 
 

@@ -173,6 +173,9 @@ def why_waiting(router: Router, worker: Worker) -> Reason | None:
     def silent_s(other: Worker | Server) -> float:
         return router.hub.silent_s(other.peer)
 
+    draws = router.groups.draws
+    if draws.idle.get(worker.number) == worker.incarnation:
+        return reasons.out_of_samples(draws, router.members, silent_s)
     if worker.barrier_token:
         clocks = group.sync.clocks if group is not None else {}
         return reasons.at_barrier(worker, router.members, lambda n: clocks.get(n, 0), silent_s)
@@ -209,11 +212,29 @@ def _waiting(router: Router, worker: Worker) -> dict[str, Any] | None:
     return reason.to_plain() if reason is not None else None
 
 
+def _workers(router: Router) -> list[dict[str, Any]]:
+    model = router.groups.model
+    clocks = model.sync.clocks if model is not None else {}
+    return [
+        {
+            "number": worker.number,
+            "name": worker.hello.name,
+            "host": worker.hello.host,
+            "pid": worker.hello.pid,
+            "observer": worker.hello.observer,
+            "clock": clocks.get(worker.number, 0),
+            "contributions": model.tally(worker.number).plain() if model is not None else {},
+            "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
+            "waiting": _waiting(router, worker),
+        }
+        for worker in router.members.workers.values()
+    ]
+
+
 def status(router: Router) -> dict[str, Any]:
     """Return how things stand, as plain data for `zkv status --json`."""
     model = router.groups.model
     members = router.members
-    clocks = dict(model.sync.clocks) if model is not None else {}
     layout = router.layout
     return {
         "broker": router.config.address,
@@ -260,18 +281,5 @@ def status(router: Router) -> dict[str, Any]:
             }
             for server in members.servers.values()
         ],
-        "workers": [
-            {
-                "number": worker.number,
-                "name": worker.hello.name,
-                "host": worker.hello.host,
-                "pid": worker.hello.pid,
-                "observer": worker.hello.observer,
-                "clock": clocks.get(worker.number, 0),
-                "contributions": model.tally(worker.number).plain() if model is not None else {},
-                "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
-                "waiting": _waiting(router, worker),
-            }
-            for worker in members.workers.values()
-        ],
+        "workers": _workers(router),
     }

@@ -6,41 +6,57 @@ nothing of the messages between them, but for one look at a broker's status when
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import shutil
 import signal
 import sys
+import tempfile
 import time
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from zkv.errors import ConfigError, ZkvError
 from zkv_cli import cluster as c
-from zkv_cli import guard
+from zkv_cli import guard, run_report
 from zkv_cli.ask import ask_status
 from zkv_cli.children import Child, Children, Ended, Line, Signalled
 from zkv_cli.exits import FAILED, SIGNAL_BASE, say
-from zkv_cli.settings import Settings
+from zkv_cli.settings import RunSection, Settings
 from zkv_net.sockets import is_loopback, split_address
 
 WORKER_GRACE_S = 2.0
 """How long workers may take to end once they were asked to."""
 NOTICED_S = 0.25
 """How often a broker is asked whether it has noticed that a server is gone."""
+STATUS_TIMEOUT_S = 1.0
 TELL_S = 0.5
 """What a broker gets to tell the workers of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What `zkv run` starts: a command, how many times, and as which ranks of how many."""
+    """What `zkv run` starts: a command, how many times, and as which ranks of how many.
+
+    `report` is the folder for the workers' files, `table` whether a report is told at the end, and
+    `as_json` whether that is all that standard output gets.
+    """
 
     command: tuple[str, ...]
     count: int
     first_rank: int
     world: int
     report: Path | None = None
+    table: bool = False
+    as_json: bool = False
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this machine's workers."""
+        return range(self.first_rank, self.first_rank + self.count)
 
 
 def run_up(settings: Settings) -> int:
@@ -138,29 +154,93 @@ def run_job(settings: Settings, job: Job) -> int:
         CommandFailed: the cluster did not come up.
     """
     command = runnable(job.command)
-    if job.report is not None:
-        job.report.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if job.table and job.report is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="zkv-run-"))
+            job = replace(job, report=Path(folder))
+        if job.report is not None:
+            job.report.mkdir(parents=True, exist_ok=True)
+        return _run(settings, job, command)
+
+
+def _run(settings: Settings, job: Job, command: list[str]) -> int:
     events: c.Events = queue.SimpleQueue()
     children = Children(events.put)
     c.signals_to(events, children)
     cluster = None
     try:
         address = settings.join.broker
+        report = _Reporting(job, address)
         if address is None:
             cluster = c.start(children, events, for_job(settings, job))
             address = cluster.address
+        report.begin()
         workers = [
             children.start(
-                f"worker {job.first_rank + at}",
+                f"worker {rank}",
                 [sys.executable, "-S", "-E", guard.__file__, *command],
-                environment(job, at, address),
-                captured=job.count > 1,
+                environment(job, at, address) | patience(settings.run),
+                captured=job.count > 1 or job.as_json,
             )
-            for at in range(job.count)
+            for at, rank in enumerate(job.ranks)
         ]
-        return _Watch(events, children, workers, cluster, settings).until_done()
+        watch = _Watch(events, children, workers, cluster, settings, job.as_json)
+        code = watch.until_done()
+        report.tell(address)
+        return code
     finally:
         c.stop(children, cluster)
+
+
+def patience(section: RunSection) -> dict[str, str]:
+    """The variables that say when a worker explains a wait, and when it gives up; "" for none."""
+    named = {
+        "ZKV_NARRATE_AFTER_S": section.narrate_after_s,
+        "ZKV_WAIT_TIMEOUT_S": section.stall_timeout_s,
+    }
+    return {name: f"{value:g}" for name, value in named.items() if value is not None}
+
+
+class _Reporting:
+    """Tells at the end of a job what each worker's time has gone into, if that is wanted."""
+
+    def __init__(self, job: Job, joined: str | None) -> None:
+        self._job = job
+        # A broker that was there before us has counted others before us.
+        self._before = _status(joined) if job.table and joined is not None else None
+        self._ages: dict[int, int] = {}
+        self._began, self._since = time.time(), time.monotonic()
+
+    def begin(self) -> None:
+        """The workers are about to be started."""
+        if self._job.table and self._job.report is not None:
+            self._ages = run_report.prepare(self._job.report, self._job.ranks)
+        self._began, self._since = time.time(), time.monotonic()
+
+    def tell(self, address: str) -> None:
+        """The workers have ended, the broker has not been told to."""
+        job = self._job
+        if not job.table or job.report is None:
+            return
+        wall_s = time.monotonic() - self._since
+        lives, warnings = run_report.read(job.report, job.ranks, self._ages)
+        run = run_report.live_run(
+            lives,
+            _status(address),
+            self._before,
+            began=self._began,
+            wall_s=wall_s,
+            warnings=warnings,
+        )
+        plain = run_report.plain_of(run)
+        say(json.dumps(plain, ensure_ascii=False) if job.as_json else run_report.as_text(run))
+
+
+def _status(address: str) -> dict[str, Any] | None:
+    try:
+        return ask_status(address, STATUS_TIMEOUT_S)
+    except ZkvError:
+        return None
 
 
 def runnable(command: tuple[str, ...]) -> list[str]:
@@ -223,6 +303,8 @@ class _Watch:
     workers: list[Child]
     cluster: c.Cluster | None
     settings: Settings
+    silent: bool = False
+    """Whether standard output is kept for something else than the workers' words."""
     code: int = 0
     signal_next: int = 0
     deadline: float | None = None
@@ -250,7 +332,7 @@ class _Watch:
 
     def _pass_on(self, line: Line) -> None:
         if line.child in self.workers:
-            say(f"[{line.child.label}] {line.text}", error=line.stream == "stderr")
+            say(f"[{line.child.label}] {line.text}", error=self.silent or line.stream == "stderr")
         elif line.stream == "stderr":
             c.forward(line)
 

@@ -244,28 +244,16 @@ def run(
         list[str],
         typer.Argument(metavar="COMMAND...", help="A .py file or a program, and its arguments."),
     ],
-    count: Annotated[
-        int, typer.Option("-n", "--count", min=1, max=65_535, help="How many workers to start.")
-    ] = 1,
-    broker: Annotated[
-        str | None,
-        typer.Option(
-            "--broker", help="Join this broker (or ZKV_BROKER's) instead of starting one."
-        ),
-    ] = None,
-    first_rank: Annotated[
-        int, typer.Option("--first-rank", min=0, help="RANK of the first worker of this machine.")
-    ] = 0,
-    world: Annotated[
-        int | None, typer.Option("--world", min=1, help="WORLD_SIZE (default: first rank + count).")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Folder that workers find in ZKV_REPORT.")
-    ] = None,
-    grace: Annotated[
-        float | None,
-        typer.Option("--grace", help="Seconds that workers may go on once one has failed."),
-    ] = None,
+    count: o.Count = 1,
+    broker: o.JoinOrStart = None,
+    first_rank: o.FirstRank = 0,
+    world: o.World = None,
+    report: o.Report = False,
+    as_json: o.ReportJson = False,
+    report_dir: o.ReportDir = None,
+    grace: o.Grace = None,
+    narrate_after: o.NarrateAfter = None,
+    stall_timeout: o.StallTimeout = None,
     servers: o.Servers = None,
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
@@ -285,6 +273,8 @@ def run(
     flags |= {
         ("join", "broker"): broker,
         ("run", "grace_s"): grace,
+        ("run", "narrate_after_s"): narrate_after,
+        ("run", "stall_timeout_s"): stall_timeout,
         ("log", "format"): log_format,
         ("log", "level"): log_level,
     }
@@ -292,7 +282,8 @@ def run(
         settings = _load(flags, config)
         from zkv_cli.launch import Job, run_job
 
-        job = Job(tuple(command), count, first_rank, world or first_rank + count, report)
+        all_ = world or first_rank + count
+        job = Job(tuple(command), count, first_rank, all_, report_dir, report or as_json, as_json)
         raise SystemExit(run_job(settings, job))
 
 

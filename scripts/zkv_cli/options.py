@@ -83,3 +83,46 @@ Budget = Annotated[
 Loop = Annotated[
     str | None, Option("--loop", help="Event loop: auto, asyncio or uvloop (default: auto).")
 ]
+Count = Annotated[
+    int, Option("-n", "--count", min=1, max=65_535, help="How many workers to start.")
+]
+JoinOrStart = Annotated[
+    str | None,
+    Option("--broker", help="Join this broker (or ZKV_BROKER's) instead of starting one."),
+]
+FirstRank = Annotated[
+    int, Option("--first-rank", min=0, help="RANK of the first worker of this machine.")
+]
+World = Annotated[
+    int | None, Option("--world", min=1, help="WORLD_SIZE (default: first rank + count).")
+]
+Report = Annotated[
+    bool, Option("--report", help="End with a table of what each worker's time has gone into.")
+]
+ReportJson = Annotated[
+    bool,
+    Option("--json", help="End with that report as JSON, alone on standard output."),
+]
+ReportDir = Annotated[
+    Path | None,
+    Option("--report-dir", help="Folder that workers find in ZKV_REPORT, for files that stay."),
+]
+Grace = Annotated[
+    float | None, Option("--grace", help="Seconds that workers may go on once one has failed.")
+]
+NarrateAfter = Annotated[
+    float | None,
+    Option(
+        "--narrate-after",
+        help="Seconds of a wait after which a worker logs why it waits, then every 5 s "
+        "(default: ZKV_NARRATE_AFTER_S, else 2).",
+    ),
+]
+StallTimeout = Annotated[
+    float | None,
+    Option(
+        "--stall-timeout",
+        help="Seconds after which a wait is an error that names who is missing "
+        "(default: ZKV_WAIT_TIMEOUT_S, else 600).",
+    ),
+]

@@ -151,9 +151,14 @@ class JoinSection(Section):
 
 
 class RunSection(Section):
-    """`[run]`: `grace_s` is how long workers may go on once one of them has failed."""
+    """`[run]`: what `zkv run` tells its workers. Times in seconds; None: the workers' default.
+
+    `grace_s` is how long workers may go on once one of them has failed.
+    """
 
     grace_s: Seconds = 2.0
+    narrate_after_s: Seconds | None = None
+    stall_timeout_s: Seconds | None = None
 
 
 class LogSection(Section):

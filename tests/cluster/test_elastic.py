@@ -7,7 +7,9 @@ of one that comes back under its name (D25, D26), and settings that change while
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -238,6 +240,29 @@ async def goes_after_finishing(policy: str, how: str) -> None:
         assert version(made) == 1
         np.testing.assert_array_equal(await workers[0].pull("w"), expected)
         assert model(made).tally(2).applied == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_after_everybody_has_gone_a_newcomer_goes_on(policy: str) -> None:
+    """At once, on the last version; what waited for its update then is in the newcomer's."""
+    async with (
+        cluster(2, policy_text=policy, optimizer=SGD) as made,
+        crew(made, 2) as workers,
+    ):
+        _, finished = await all_begun(workers)
+        await end(finished, 3 * ones())
+        await arrived(made, 1, 1)
+        for worker in reversed(workers):
+            await worker.leave()
+        assert not model(made).sync.live
+        waits = policy in ("bsp", "k-bsp:2", "k-asp:2")
+        assert version(made) == (0 if waits else 1)
+        async with made.worker(2, wait_timeout_s=6.0) as late:
+            await late.init({"w": zeros()})
+            batch = await work(late)
+            assert batch.version == (0 if waits else 1)
+            assert await batch.wait() == "committed"
+            np.testing.assert_array_equal(await late.pull("w"), (-2 if waits else -4) * ones())
 
 
 async def test_a_crash_is_logged_with_who_and_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -665,7 +690,7 @@ async def test_stale_gradients_are_treated_as_one_process_would(rule: str, live:
         late = await begun(workers[0])
         await finish(middle)
         await finish(late)
-        # Worker 1 was granted its next batch with its own update, the third; worker 2 is at 0 still.
+        # Worker 1 got its next grant with its own update, the third; worker 2 is at 0 still.
         await finish(await begun(workers[1]))
         await finish(slow)
         ages = [at - batch.version for at, batch in enumerate(order)]
@@ -690,3 +715,20 @@ async def test_a_gradient_beyond_the_bound_is_dropped_and_counted_late() -> None
         np.testing.assert_array_equal(await workers[0].pull("w"), -3 * ones())
         book = model(made).tally(1)
         assert (book.applied, book.late, book.discarded) == (1, 1, 0)
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+@pytest.mark.source
+def test_the_page_about_policies_names_tests_that_exist() -> None:
+    """docs/policies.md backs what it says with tests by name; a renamed one must not stay there."""
+    tests = Path(__file__).parent.parent
+    page = (tests.parent / "docs" / "policies.md").read_text("utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 10
+    files = [path.read_text("utf-8") for path in sorted(tests.rglob("test_*.py"))]
+    there = {name for text in files for name in re.findall(r"def (test_\w+)\(", text)}
+    assert named <= there, f"not there: {sorted(named - there)}"
+    for policy in ("bsp", "asp", "ssp:S", "k-bsp:K", "k-batch-bsp:K", "k-asp:K", "k-batch-asp:K"):
+        assert f"| `{policy}` |" in page

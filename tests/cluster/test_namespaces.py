@@ -163,7 +163,7 @@ def train(network: Network, broker: str, route: str, folder: Path) -> list[dict[
     program = [str(DIGITS), "--passes", "4"]
     done = network.far.run(
         *ZKV,
-        *("run", "--broker", broker, "-n", "2", "--report", str(folder), *program),
+        *("run", "--broker", broker, "-n", "2", "--report-dir", str(folder), *program),
         ZKV_ROUTE=route,
     )
     assert done.returncode == 0, done.stdout + done.stderr

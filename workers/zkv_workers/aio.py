@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Unpack
 
 from zkv.dtypes import Array
 from zkv.errors import Closed, WaitTimeout
+from zkv.pool import Shard
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
@@ -17,6 +19,10 @@ from zkv_workers.driver import Driver
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import AsyncLocal
 from zkv_workers.model import BatchState, ConnectOptions, session_config
+from zkv_workers.samples import Source
+
+
+log = logging.getLogger("zkv.worker")
 
 
 class AsyncBatch(AnyBatch):
@@ -34,14 +40,17 @@ class AsyncBatch(AnyBatch):
                 `wait_timeout_s`); the batch may still count later.
         """
         if self._fate is not None:
-            patience = self._worker._config.wait_timeout_s if timeout_s is None else timeout_s
-            done, _ = await asyncio.wait({self._fate}, timeout=patience)
-            if not done:
+            config = self._worker._config
+            patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
+            what = f"the fate of batch {self.number}"
+            for pause_s in faces.pauses(config, patience_s):
+                if (await asyncio.wait({self._fate}, timeout=pause_s))[0]:
+                    break
                 reason = self._worker._driver.session.requests.reason
-                raise WaitTimeout(
-                    f"the fate of batch {self.number} did not come within {patience:g} s"
-                    + (f": {reason}" if reason else "")
-                )
+                log.warning("%s", faces.explained(f"waiting for {what}", reason))
+            else:
+                text = f"{what} did not come within {patience_s:g} s"
+                raise WaitTimeout(faces.explained(text, reason))
             await asyncio.shield(self._fate)
         return self.outcome
 
@@ -51,10 +60,9 @@ class AsyncBatch(AnyBatch):
 
     async def __aenter__(self) -> AsyncBatch:
         self._check_unused()
-        waiting = Clock(self._ledger, "wait_s")
-        grant = await self._worker._driver.call(s.Begin)
-        waiting.stop()
-        self._begin(grant)
+        if self._state is None:
+            self._grant(await self._worker._next_grant())
+        self._begin()
         return self
 
     async def __aexit__(
@@ -143,21 +151,35 @@ class AsyncWorker:
     ) -> None:
         """Initialise keys: the first worker's values count, the others get them (see
         `Worker.init`)."""
-        await self._driver.call(
-            lambda token: faces.initialise(
-                token,
-                params,
-                rule=rule,
-                reduce=reduce,
-                allow_nan=allow_nan,
-                absent=absent,
-                plain=plain,
-            )
+        make = faces.initialise(
+            params, rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent, plain=plain
         )
+        await self._driver.call(make)
 
     def batch(self, weight: float = 1.0) -> AsyncBatch:
         """Return the next mini-batch, of `weight` samples, as an async context manager."""
         return AsyncBatch(self, weight)
+
+    async def batches(self, data: Shard) -> AsyncIterator[AsyncBatch]:
+        """Return all batches that the run deals to this worker (see `Worker.batches`):
+        ``async for batch in …: async with batch:``."""
+        source = Source(data)
+        await self._driver.call(lambda token: s.UsePool(token, data))
+        while True:
+            source.check()
+            self._ledger.raise_refused()
+            grant = await self._next_grant()
+            if grant is None:
+                return
+            batch = AsyncBatch(self, 1.0)
+            source.hand_out(batch, grant)
+            yield batch
+
+    async def _next_grant(self) -> s.Grant | None:
+        waiting = Clock(self._ledger, "wait_s")
+        grant: s.Grant | None = await self._driver.call(s.Begin)
+        waiting.stop()
+        return grant
 
     def local(self, h: int) -> AsyncLocal:
         """Return rounds of `h` local batches (see `Worker.local`), entered with `async with`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zkv.dtypes import Array
-from zkv.errors import Cancelled, Closed
+from zkv.errors import Cancelled, Closed, Refused
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.faces import Clock, Key, Ledger
@@ -29,6 +29,8 @@ class AnyBatch:
         self._running = running
         self._feed = feed
         self._state: BatchState | None = None
+        self._entered = False
+        self._samples: tuple[Array, int] | None = None
         self._fate: Any = None
         self._withdrawn = False
         self._computing: Clock | None = None
@@ -36,9 +38,25 @@ class AnyBatch:
 
     @property
     def _open(self) -> BatchState:
-        if self._state is None:
+        if self._state is None or not self._entered:
             raise RuntimeError("use the batch inside its block: `with worker.batch() as batch:`")
         return self._state
+
+    @property
+    def samples(self) -> Array:
+        """The numbers of this batch's samples: int64, from `worker.batches(data)`."""
+        return self._handed[0]
+
+    @property
+    def pass_number(self) -> int:
+        """The pass over the data that these samples belong to, from 1."""
+        return self._handed[1]
+
+    @property
+    def _handed(self) -> tuple[Array, int]:
+        if self._samples is None:
+            raise RuntimeError("this batch has no samples: take it from worker.batches(data)")
+        return self._samples
 
     @property
     def params(self) -> dict[Key, Array]:
@@ -98,7 +116,8 @@ class AnyBatch:
             self._feed(s.SendBlock(state.number, bid, payload))
 
     def set_weight(self, weight: float) -> None:
-        """Say of how many samples this batch is, before the block is left (for local rounds)."""
+        """Say of how many samples this batch is, before the block is left (for local
+        rounds; default: how many samples it has from `worker.batches`)."""
         self._open.weight = check_weight(weight)
 
     @property
@@ -120,12 +139,31 @@ class AnyBatch:
             self._ledger.refused.append(error)
 
     def _check_unused(self) -> None:
-        if self._state is not None:
+        if self._entered:
             raise RuntimeError("a batch is used once; ask the worker for the next one")
         self._ledger.raise_refused()
 
-    def _begin(self, grant: s.Grant) -> None:
+    def hand_out(self, grant: s.Grant, samples: Array, pass_number: int) -> None:
+        """Give the batch its grant and its samples, before its block is entered."""
+        self._samples, self._weight = (samples, pass_number), float(len(samples))
+        self._grant(grant)
+
+    def abandon(self) -> None:
+        """Give up what was handed out."""
+        if self._state is not None:
+            self._running.pop(self._state.number, None)
+            self._withdrawn = True
+            self._feed(s.Withdraw(self._state.number))
+
+    def _grant(self, grant: s.Grant | None) -> None:
+        if grant is None:
+            raise Refused(
+                "the data of this run is used up: all passes are done, so there are no more batches"
+            )
         self._state = self._running[grant.batch] = BatchState(grant, self._weight)
+
+    def _begin(self) -> None:
+        self._entered = True
         self._computing = Clock(self._ledger, "compute_s")
 
     def _end(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:

@@ -8,12 +8,13 @@ import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Unpack
 
 from zkv.dtypes import Array
 from zkv.errors import Closed
+from zkv.pool import Shard
 from zkv_net.loop import loop_factory
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
@@ -23,7 +24,8 @@ from zkv_workers.driver import Driver
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import Local
 from zkv_workers.model import BatchState, ConnectOptions, session_config
-from zkv_workers.waiting import Pushed, copy_result, result_of
+from zkv_workers.samples import Source
+from zkv_workers.waiting import Pushed, copy_result, narrated
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -43,17 +45,17 @@ class Batch(AnyBatch):
                 `wait_timeout_s`); the batch may still count later.
         """
         if self._fate is not None:
-            patience = self._worker._config.wait_timeout_s if timeout_s is None else timeout_s
+            config = self._worker._config
+            patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
             what = f"the fate of batch {self.number}"
-            result_of(self._fate, patience, what, self._worker._reason)
+            narrated(self._fate, config, patience_s, what, self._worker._reason)
         return self.outcome
 
     def __enter__(self) -> Batch:
         self._check_unused()
-        waiting = Clock(self._ledger, "wait_s")
-        grant = self._worker._call(s.Begin)
-        waiting.stop()
-        self._begin(grant)
+        if self._state is None:
+            self._grant(self._worker._next_grant())
+        self._begin()
         return self
 
     def __exit__(
@@ -126,7 +128,12 @@ class Worker:
         outer: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def begin() -> None:
-            inner = self._driver.call(make)
+            try:
+                inner = self._driver.call(make)
+            except Exception as error:
+                # Nobody else would hear of it: this runs on the I/O thread.
+                outer.set_exception(error)
+                return
             inner.add_done_callback(lambda done: copy_result(done, outer))
             outer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(inner.cancel))
 
@@ -196,21 +203,44 @@ class Worker:
         Raises:
             KeyMismatch: the keys were initialised otherwise; the key and both specs are named.
         """
-        self._call(
-            lambda token: faces.initialise(
-                token,
-                params,
-                rule=rule,
-                reduce=reduce,
-                allow_nan=allow_nan,
-                absent=absent,
-                plain=plain,
-            )
+        make = faces.initialise(
+            params, rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent, plain=plain
         )
+        self._call(make)
 
     def batch(self, weight: float = 1.0) -> Batch:
         """Return the next mini-batch, of `weight` samples, as a context manager."""
         return Batch(self, weight)
+
+    def batches(self, data: Shard) -> Iterator[Batch]:
+        """Return all batches that the run deals to this worker: ``for batch in …: with batch:``.
+
+        `batch.samples` are the numbers of its samples, `batch.pass_number` is the pass they are of,
+        and its weight is how many they are. Every worker of the run takes all its batches from
+        here, of equal `data` (`zkv.data.shard`); the loop ends when all passes are done, for
+        samples of a worker that is lost are done by the others.
+
+        Raises:
+            Refused: the other workers share other data, or take their batches without any.
+            RuntimeError: a batch was not entered, or not left, before the next one.
+        """
+        source = Source(data)
+        self._call(lambda token: s.UsePool(token, data))
+        while True:
+            source.check()
+            self._ledger.raise_refused()
+            grant = self._next_grant()
+            if grant is None:
+                return
+            batch = Batch(self, 1.0)
+            source.hand_out(batch, grant)
+            yield batch
+
+    def _next_grant(self) -> s.Grant | None:
+        waiting = Clock(self._ledger, "wait_s")
+        grant: s.Grant | None = self._call(s.Begin)
+        waiting.stop()
+        return grant
 
     def local(self, h: int) -> Local:
         """Return rounds of `h` local batches: one contribution for what each round has changed.

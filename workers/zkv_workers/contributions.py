@@ -33,6 +33,8 @@ class _Open:
     token: int
     base: int
     """The model version that it was computed on."""
+    samples: int
+    """How many samples of the pool it was computed on."""
 
 
 class Contributions:
@@ -53,7 +55,9 @@ class Contributions:
         self.cycle = Cycle()
         self.plain = PlainPushes()
         self.uploads = uploads
-        self.counts = dict.fromkeys(("batches", "committed", "cancelled", "discarded", "plain"), 0)
+        self.counts = dict.fromkeys(
+            ("batches", "committed", "cancelled", "discarded", "plain", "samples"), 0
+        )
         self.staleness: Counter[int] = Counter()
         """How many committed batches were how many updates old."""
         self._layout = layout
@@ -81,6 +85,13 @@ class Contributions:
         if begun is not None:
             self.started = True
             self._answer(*begun)
+
+    def exhausted(self) -> None:
+        """There are no samples left: no batch will be granted, unless it is asked for again."""
+        self.cycle.asked = False
+        if self.cycle.token:
+            token, self.cycle.token = self.cycle.token, 0
+            self._answer(token, None)
 
     def send_block(self, batch: int, bid: int, payload: Array) -> None:
         """Send one block of the current batch; of a cancelled one, nothing."""
@@ -119,7 +130,8 @@ class Contributions:
     ) -> None:
         """Say to every server of the group, and to the broker, that a contribution is complete."""
         self.uploads.conclude(name, grant, weight, skipped, self.index)
-        self._open[name.group, name.batch] = _Open(name, grant, token, self.cycle.version)
+        samples = self.cycle.samples if name.group == MODEL else 0
+        self._open[name.group, name.batch] = _Open(name, grant, token, self.cycle.version, samples)
         self._link.send(c.Finish(name, grant, weight))
 
     # --- plain pushes ------------------------------------------------------------------------
@@ -172,6 +184,7 @@ class Contributions:
         self.counts[fate.outcome] += 1
         if fate.version is not None and group == MODEL:
             self.staleness[fate.version - 1 - held.base] += 1
+            self.counts["samples"] += held.samples
         self._answer(held.token, fate)
         if group != MODEL:
             self.plain.settled(group)

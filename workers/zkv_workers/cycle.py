@@ -25,6 +25,8 @@ class Cycle:
     """(batch, grant) of the batch that is being computed, unless it was cancelled."""
     version: int = 0
     """The model version that the current batch computes on."""
+    samples: int = 0
+    """How many samples of the pool the current batch computes on."""
     _granted: c.Granted | None = None
     _blocks: Mapping[int, Array] = field(default_factory=dict)
     _complete: bool = False
@@ -47,6 +49,8 @@ class Cycle:
         self.batch += 1
         self.current = (self.batch, granted.grant)
         self.version = granted.version
+        where = granted.samples
+        self.samples = 0 if where is None else where.stop - where.start
         return token, Grant(
             batch=self.batch,
             grant=granted.grant,
@@ -56,6 +60,7 @@ class Cycle:
             fastest=granted.fastest,
             blocks=dict(self._blocks),
             layout=layout.snapshot(),
+            samples=where,
         )
 
     def grant_of(self, batch: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from zkv.dtypes import Array, dtype_of, stored_view
 from zkv.errors import PushRefused
 from zkv.layout import check_key
 from zkv_workers import signals as s
+from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.model import as_arrays, check_weight, specs_of
 from zkv_workers.packing import check_gradient, to_host, unpack
@@ -90,13 +91,17 @@ def evaluated(values: s.Values) -> Model:
 
 
 def initialise(
-    token: int, params: Any, *, rule: str, reduce: str, allow_nan: bool, absent: str, plain: bool
-) -> s.Initialise:
-    """Return the session's input for `init`."""
+    params: Any, *, rule: str, reduce: str, allow_nan: bool, absent: str, plain: bool
+) -> Callable[[int], s.Initialise]:
+    """Take a copy of what `init` is given; return what makes the session's input of it.
+
+    Raises:
+        TypeError: not arrays, or a dtype that does not travel; the key is named.
+    """
     specs, values = specs_of(
         as_arrays(params), rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent
     )
-    return s.Initialise(token, tuple(specs), values, plain)
+    return lambda token: s.Initialise(token, tuple(specs), values, plain)
 
 
 def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key, Array, float]:
@@ -127,6 +132,7 @@ def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
         "staleness": {str(age): n for age, n in sorted(session.made.staleness.items())},
         "pulls": session.pulls.answered,
         "plain_pushes": counts["plain"],
+        "samples": counts["samples"],
         "wait_s": round(ledger.wait_s, 6),
         "communication_s": round(session.downloads.model_s, 6),
         "compute_s": round(ledger.compute_s, 6),
@@ -145,6 +151,21 @@ def outcome(fate: Any) -> str:
     """
     known = fate.done() and not fate.cancelled() and fate.exception() is None
     return str(fate.result().outcome) if known else "pending"
+
+
+def pauses(config: SessionConfig, patience_s: float) -> Iterator[float]:
+    """Yield how long to wait until each word about a wait is due; the last one is its end."""
+    left_s, next_s = patience_s, config.narrate_after_s
+    while left_s > next_s:
+        yield next_s
+        left_s -= next_s
+        next_s = config.narrate_every_s
+    yield max(0.0, left_s)
+
+
+def explained(text: str, reason: str) -> str:
+    """Return what to say of a wait, with the broker's reason if there is one."""
+    return f"{text}: {reason}" if reason else text
 
 
 def refusal(fate: s.Fate) -> PushRefused | None:

@@ -21,6 +21,7 @@ from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
 from zkv_workers.pulls import Pulls
 from zkv_workers.requests import Requests
+from zkv_workers.told import Told
 from zkv_workers.transfers import Assembly, Downloads, Uploads
 
 
@@ -39,8 +40,7 @@ class Session:
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
         self.made = Contributions(self.layout, self._link, self.uploads, self._answer)
-        self._offers: dict[int, s.Initialise] = {}
-        """Kept until something is begun: a new broker has to be told again."""
+        self._told = Told(self._link)
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self._barrier = 0
         self._rejoining = False
@@ -117,8 +117,10 @@ class Session:
                 self._hello()
             case s.Initialise(token=token):
                 self.requests.open(token, "init", self.now)
-                self._offers[token] = event
-                self._link.send(c.Offer(token, list(event.specs), event.plain))
+                self._told.offer(event)
+            case s.UsePool(token=token):
+                self.requests.open(token, "the broker's word on the data", self.now)
+                self._told.use_pool(event)
             case s.Begin(token):
                 self.requests.open(token, "the next batch", self.now)
                 self.made.begin(token)
@@ -160,7 +162,7 @@ class Session:
 
     def _begun(self) -> None:
         if self.made.started:
-            self._offers = {t: o for t, o in self._offers.items() if self.requests.is_open(t)}
+            self._told.begun(self.requests.is_open)
 
     def _answer(self, token: int, value: object) -> None:
         if self.requests.close(token):
@@ -209,8 +211,7 @@ class Session:
     def _ask_again(self) -> None:
         """Tell a new broker what the old one was told; not before it has let this worker in."""
         self._rejoining = False
-        for offer in self._offers.values():
-            self._link.send(c.Offer(offer.token, list(offer.specs), offer.plain))
+        self._told.again()
         if self.made.cycle.asked:
             self._link.send(c.Begin())
         self.pulls.restart()
@@ -244,6 +245,8 @@ class Session:
                 self.made.next_plain(group)
             case c.Granted():
                 self._granted(message)
+            case c.Exhausted():
+                self.made.exhausted()
             case c.Cancel(group=group, grant=grant):
                 self.downloads.drop(group, grant)
                 batch = self.made.cancel(group, grant)
@@ -292,17 +295,14 @@ class Session:
         if not message.seed or self.member is None:
             return
         keys = {entry.spec.key for entry in message.keys}
-        offers = [o for o in self._offers.values() if {spec.key for spec in o.specs} == keys]
-        if not offers:
-            raise ProtocolError(f"the broker wants values of {keys}, which were not offered")
-        offer = offers[0]
-        self.uploads.seed(self.made.name(SEEDS, message.init), message, offer.values)
+        values = self._told.wanted(keys).values
+        self.uploads.seed(self.made.name(SEEDS, message.init), message, values)
 
     def _refused(self, token: int, error: ZkvError) -> None:
         if token == 0:
             self.fail(error)
             return
-        self._offers.pop(token, None)
+        self._told.refused(token)
         self.made.plain.refused(token)
         self.pulls.drop(token)
         if self.requests.close(token):

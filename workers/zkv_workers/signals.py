@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.layout import Layout
+from zkv.pool import Shard
 from zkv.wire import KeySpec
 
 Key = str | int
@@ -41,8 +43,19 @@ class Initialise:
 
 
 @dataclass(frozen=True, slots=True)
+class UsePool:
+    """Deal these samples out with the grants; answered when the broker agrees."""
+
+    token: int
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
-    """Begin a batch; answered with a `Grant` when the policy allows it and all values are here."""
+    """Begin a batch; answered with a `Grant` when the policy allows it and all values are here.
+
+    If the model has a pool of samples and nothing of it is left, the answer is None.
+    """
 
     token: int
 
@@ -144,6 +157,7 @@ class Tick:
 Input = (
     Join
     | Initialise
+    | UsePool
     | Begin
     | SendBlock
     | Finish
@@ -186,6 +200,8 @@ class Grant:
     blocks: Mapping[int, Array]
     layout: Layout
     """A copy that does not change, so that another thread may read it."""
+    samples: c.Samples | None = None
+    """What to compute on; None if the model has no pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from zkv.errors import WaitTimeout
 from zkv_workers import faces
 from zkv_workers import signals as s
+from zkv_workers.config import SessionConfig
+
+log = logging.getLogger("zkv.worker")
 
 
 class Pushed:
@@ -48,23 +52,34 @@ def copy_result(source: asyncio.Future[Any], target: concurrent.futures.Future[A
             target.set_result(source.result())
 
 
-def result_of(
-    future: concurrent.futures.Future[Any],
-    timeout_s: float | None,
-    what: str,
-    reason: Callable[[], str] = str,
-) -> Any:
+def result_of(future: concurrent.futures.Future[Any], timeout_s: float | None, what: str) -> Any:
     """Wait for a future of the I/O thread.
 
     Raises:
-        WaitTimeout: nothing came within `timeout_s`; `what` is named, and the `reason` if there is
-            one.
+        WaitTimeout: nothing came within `timeout_s`; `what` is named.
     """
     try:
         return future.result(timeout_s)
     except concurrent.futures.TimeoutError:
         if future.done():
             raise
-        why = reason()
-        text = f"{what} is not known after {timeout_s} s" + (f": {why}" if why else "")
-        raise WaitTimeout(text) from None
+        raise WaitTimeout(f"{what} is not known after {timeout_s} s") from None
+
+
+def narrated(
+    future: concurrent.futures.Future[Any],
+    config: SessionConfig,
+    patience_s: float,
+    what: str,
+    reason: Callable[[], str],
+) -> Any:
+    """Wait for a future of the I/O thread, and log why it takes so long.
+
+    Raises:
+        WaitTimeout: nothing came within `patience_s`; `what` is named, and who is missing.
+    """
+    for pause_s in faces.pauses(config, patience_s):
+        if concurrent.futures.wait([future], pause_s).done:
+            return future.result()
+        log.warning("%s", faces.explained(f"waiting for {what}", reason()))
+    raise WaitTimeout(faces.explained(f"{what} did not come within {patience_s:g} s", reason()))

@@ -1,0 +1,61 @@
+"""What a broker was told of keys and data before anything was begun: a new one is told again.
+
+Part of the session: it sends over the session's link and knows no frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zkv import control as c
+from zkv.errors import ProtocolError
+from zkv.link import Link
+from zkv_workers import signals as s
+
+
+class Told:
+    """Offers of keys, and the pool of samples."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._offers: dict[int, s.Initialise] = {}
+        self._pool: s.UsePool | None = None
+
+    def offer(self, event: s.Initialise) -> None:
+        """Tell the broker which keys this worker initialises."""
+        self._offers[event.token] = event
+        self._link.send(c.Offer(event.token, list(event.specs), event.plain))
+
+    def use_pool(self, event: s.UsePool) -> None:
+        """Tell the broker which samples are to be dealt out."""
+        self._pool, shard = event, event.shard
+        passes = 0 if shard.passes is None else shard.passes
+        self._link.send(
+            c.UsePool(event.token, shard.n, shard.size, shard.seed, shard.retry, passes)
+        )
+
+    def again(self) -> None:
+        """Tell a new broker all of it."""
+        for offer in list(self._offers.values()):
+            self.offer(offer)
+        if self._pool is not None:
+            self.use_pool(self._pool)
+
+    def begun(self, is_open: Callable[[int], bool]) -> None:
+        """Something was begun, so that no new broker can be joined: keep open offers only."""
+        self._offers = {token: offer for token, offer in self._offers.items() if is_open(token)}
+
+    def refused(self, token: int) -> None:
+        """The broker turns a request down."""
+        self._offers.pop(token, None)
+
+    def wanted(self, keys: set[str | int]) -> s.Initialise:
+        """Return the offer of just these keys, whose values the broker asks for.
+
+        Raises:
+            ProtocolError: they were not offered.
+        """
+        for offer in self._offers.values():
+            if {spec.key for spec in offer.specs} == keys:
+                return offer
+        raise ProtocolError(f"the broker wants values of {keys}, which were not offered")
