@@ -8,7 +8,9 @@ contribution that is lost, applied twice, or torn between servers is seen exactl
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,7 @@ from zkv.dtypes import Array
 from zkv.errors import Cancelled, ZkvError
 from zkv.optim import rule, update
 from zkv.policy import policy
+from zkv.pool import Shard
 from zkv.staleness import staleness
 from zkv.sums import divided, tree_sum, weighted, weighted_mean
 from zkv.wire import MODEL
@@ -64,6 +67,10 @@ class Options:
     barrier: bool = False
     broker_restarts: int = 0
     staleness: str = "none"
+    samples: int = 0
+    """Samples of a pool that is shared instead of `batches` for each worker; 0: no pool."""
+    passes: int = 2
+    retry: bool = True
     until_s: float = 400.0
 
 
@@ -75,6 +82,7 @@ class Pushed:
     token: int
     weight: float
     gradients: dict[str, Array]
+    samples: c.Samples | None = None
     fate: s.Fate | None = None
 
 
@@ -85,6 +93,7 @@ class SimWorker:
     alive: bool = True
     waiting: int = 0
     state: BatchState | None = None
+    samples: c.Samples | None = None
     sleeping: int = 0
     calls: dict[int, Callable[[Any], None]] = field(default_factory=dict)
     tokens: int = 0
@@ -378,6 +387,11 @@ class Sim:
             "v": rng.standard_normal(size).astype(np.float32),
         }
 
+    def shard(self) -> Shard:
+        """Return what is dealt out; the sizes do not divide each other."""
+        options = self.options
+        return Shard(options.samples, self.seed, 5, options.passes, options.retry)
+
     def _initialise(self) -> Program:
         specs, values = specs_of(self.params())
         own = [
@@ -399,10 +413,15 @@ class Sim:
         for _ in range(options.plain):
             yield self.rng.random() * 0.02
             self._push_plain(route, worker, rank)
-        batches = options.batches + (rank if options.uneven else 0)
-        for _ in range(batches):
+        turns = range(options.batches + (rank if options.uneven else 0))
+        if options.samples:
+            yield lambda token: s.UsePool(token, self.shard())
+        for _ in itertools.count() if options.samples else turns:
             grant = yield s.Begin
+            if grant is None:
+                break
             worker.state = state = BatchState(grant, 1.0 + rank)
+            worker.samples = grant.samples
             self._check_grant(grant, state)
             yield options.compute_s[rank % len(options.compute_s)] * (0.5 + self.rng.random())
             try:
@@ -444,7 +463,7 @@ class Sim:
             "b": hot,
             "a": hot.copy(),
         }
-        pushed = Pushed(rank, token, state.weight, gradients)
+        pushed = Pushed(rank, token, state.weight, gradients, worker.samples)
         if self.rng.random() < self.options.void:
             gradients["v"][3] = np.nan
         assert worker.session.member is not None
@@ -525,6 +544,26 @@ class Sim:
             self._count(-self.final("t"), self.plain, {})
         assert counts.sum() == pytest.approx(sum(worth.values())), self.story()
         self._check_bits()
+        if self.options.samples:
+            self._check_samples()
+
+    def _check_samples(self) -> None:
+        """Each sample counts once in each pass, or is skipped where nothing is handed out again."""
+        seen: Counter[tuple[int, int]] = Counter()
+        for commit in self.commits():
+            for one in commit.counted:
+                pushed = self.contributions[one.contribution.incarnation, one.contribution.batch]
+                assert pushed.samples is not None, self.story()
+                where = pushed.samples
+                seen.update((where.pass_number, at) for at in range(where.start, where.stop))
+        shard, pool = self.shard(), self.router.groups.draws.pool
+        assert pool is not None, self.story()
+        assert pool.done, f"{pool}; {self.story()}"
+        total = shard.n * (shard.passes or 0)
+        skipped = sum(share.skipped for share in pool.shares.values())
+        assert set(seen.values()) <= {1}, f"a sample counts twice; {self.story()}"
+        assert len(seen) + skipped == total, f"{len(seen)} + {skipped} of {total}; {self.story()}"
+        assert not (shard.retry and skipped), self.story()
 
     def _count(self, counts: Array, made: dict[Any, Pushed], worth: dict[int, float]) -> None:
         for pushed in made.values():

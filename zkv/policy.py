@@ -31,7 +31,7 @@ class SyncPolicy:
     """When contributions become an update, and who may compute meanwhile.
 
     Raises ValueError when a threshold is below 1 or a slack below 0, and when a slack is combined
-    with distinct workers or with cancelling.
+    with distinct workers, with cancelling, or with updates that need every worker.
     """
 
     name: str
@@ -58,6 +58,12 @@ class SyncPolicy:
             raise ValueError(
                 f"policy {self.name!r}: slack {self.slack} can deadlock with distinct workers or "
                 "cancelling; count batches and keep unfinished work"
+            )
+        if self.slack is not None and self.threshold is None:
+            # The held wait for the clock of a joiner, which waits for an update that needs them.
+            raise ValueError(
+                f"policy {self.name!r}: slack {self.slack} can deadlock where an update needs "
+                "every worker; set a threshold"
             )
 
     def __str__(self) -> str:

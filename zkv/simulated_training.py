@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from zkv.compute_times import ComputeTimes, Time
 from zkv.dtypes import Array
@@ -23,8 +25,15 @@ from zkv.optimizer_spec import OptimizerSpec
 from zkv.policy import SyncPolicy
 from zkv.simulation_report import SimulationReport
 from zkv.simulator import Simulation
-from zkv.sums import weighted_mean
+from zkv.staleness import Staleness
+from zkv.sums import divided, tree_sum, weighted
 from zkv.sync import Action, Cancel, Commit, Discard, Start
+
+NOTHING = Staleness()
+"""Stale gradients count as they are."""
+
+PASSES_DEFAULT = 30
+"""As many passes as the live example makes."""
 
 Model = Mapping[str, Array]
 """Values by key. They are never written to: an update makes new arrays."""
@@ -56,22 +65,33 @@ class _Batch:
     """An open grant or a pending contribution: the worker's batch, and the model of its grant."""
 
     number: int
+    version: int
     model: Model
 
 
 class Training:
     """A model that is updated as a synchroniser decides; `hear` is its one way in.
 
-    `ranks` are the learner's ranks by worker number.
+    `ranks` are the learner's ranks by worker number, `stale` says what happens to gradients that
+    are some updates old. Raises ValueError if it drops any: the simulator does not.
     """
 
-    def __init__(self, learner: Learner, spec: OptimizerSpec, ranks: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        spec: OptimizerSpec,
+        ranks: Mapping[int, int],
+        stale: Staleness = NOTHING,
+    ) -> None:
+        if stale.bound is not None:
+            raise ValueError(f"staleness {stale}: drop is not simulated; give scale, dc:L or both")
         self.model: Model = dict(learner.initial())
         self.version = 0
         self.samples = 0.0
         """How many samples the updates so far have used."""
         self._learner = learner
         self._spec = spec
+        self._stale = stale
         self._ranks = dict(ranks)
         self._slots = {
             key: init_slots(spec.for_key(key)[0], value.reshape(-1))
@@ -89,7 +109,7 @@ class Training:
         """Carry out one decision. Decisions must come in their order."""
         match action:
             case Start(worker, grant, _):
-                self._batches[worker, grant] = _Batch(self._begun[worker], self.model)
+                self._batches[worker, grant] = _Batch(self._begun[worker], self.version, self.model)
                 self._begun[worker] += 1
             case Cancel(worker, grant) | Discard(worker, grant):
                 # Its samples are skipped, as by a live worker whose loop goes on.
@@ -99,6 +119,7 @@ class Training:
 
     def _commit(self, commit: Commit) -> None:
         gradients: list[Model] = []
+        batches: list[_Batch] = []
         weights: list[float] = []
         # They stand sorted by worker and grant, which is the order of a server's sum.
         for one in commit.contributions:
@@ -106,15 +127,40 @@ class Training:
             rank = self._ranks[one.worker]
             gradient, weight = self._learner.gradients(batch.model, rank, batch.number)
             gradients.append(gradient)
+            batches.append(batch)
             weights.append(weight)
-        means = {
-            key: weighted_mean([gradient[key] for gradient in gradients], weights).reshape(-1)
-            for key in self.model
-        }
+        samples = float(np.sum(np.asarray(weights, dtype=np.float64)))
+        means: dict[str, Array] = {}
+        for key in self.model:
+            total = tree_sum(self._terms(key, gradients, batches, weights), len(gradients))
+            assert total is not None
+            means[key] = divided(total, samples)
         self._clip(means)
         self.model = {key: self._updated(key, mean) for key, mean in means.items()}
         self.version = commit.version
-        self.samples += sum(weights)
+        self.samples += samples
+
+    def _terms(
+        self,
+        key: str,
+        gradients: Sequence[Model],
+        batches: Sequence[_Batch],
+        weights: Sequence[float],
+    ) -> Callable[[int], Array]:
+        """Return the terms of one key's sum, flat: weighted, and treated for their staleness."""
+
+        def term(at: int) -> Array:
+            gradient, batch = gradients[at][key].reshape(-1), batches[at]
+            if self._stale.compensation:
+                then = batch.model[key].reshape(-1)
+                now = self.model[key].reshape(-1)
+                gradient = self._stale.compensated(gradient, now, then)
+            # The divisor stays, so that what is stale moves the model less.
+            return weighted(
+                gradient, weights[at] * self._stale.factor(self.version - batch.version)
+            )
+
+        return term
 
     def _clip(self, means: dict[str, Array]) -> None:
         bound = self._spec.clip_global_norm
@@ -153,7 +199,7 @@ class Trained:
 class Limits:
     """Where a run ends if it does not reach its target; None: no such limit."""
 
-    passes: int
+    passes: int = PASSES_DEFAULT
     until: Time | None = None
     updates: int | None = None
 
@@ -170,6 +216,7 @@ def train(
     *,
     target: float,
     limits: Limits,
+    stale: Staleness = NOTHING,
     network: Network | None = None,
     trace: bool = False,
 ) -> Trained:
@@ -179,11 +226,12 @@ def train(
     the decision to update: a server's time for that update is not in it. `limits.passes` is
     counted in samples applied: the run ends once that many passes over the data are in the model.
 
-    Raises ValueError for a target that is not above 0 and at most 1.
+    Raises ValueError for a target that is not above 0 and at most 1, and what `Training` raises.
     """
     if not 0.0 < target <= 1.0:
         raise ValueError(f"target must be above 0 and at most 1, such as 0.97, given {target:g}")
-    training = Training(learner, spec, {worker: at for at, worker in enumerate(times.workers)})
+    ranks = {worker: at for at, worker in enumerate(times.workers)}
+    training = Training(learner, spec, ranks, stale)
     simulation = Simulation(policy, times, network=network, trace=trace, listener=training.hear)
     accuracy, reached = learner.accuracy(training.model), False
     while training.samples < limits.passes * learner.samples:

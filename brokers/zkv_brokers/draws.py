@@ -37,10 +37,12 @@ class Draws:
         """A worker names the pool; the first one's counts. `trained`: batches were begun already.
 
         Raises:
-            Refused: another pool is in use, or batches were begun without one.
+            Refused: another pool is in use, or batches were begun without one, or it only observes.
             ValueError: no such pool is possible.
         """
         shard = Shard(message.n, message.seed, message.size, message.passes or None, message.retry)
+        if worker.hello.observer:
+            raise Refused(f"{worker} is an observer, which computes no batches")
         if self.pool is None:
             if trained:
                 raise Refused(

@@ -394,7 +394,7 @@ class Group:
         """Whether anybody was ever granted anything: the start line is passed."""
         return bool(self._current)
 
-    def need(self) -> int:
-        """Return how many contributions must fit into a server at once for this policy to go on."""
-        policy, live = self.sync.policy, len(self.sync.live)
-        return max(1, live if policy.threshold is None else min(policy.threshold, live))
+    def need(self, policy: SyncPolicy | None = None) -> int:
+        """Return how many contributions a server must have room for; None: this policy's need."""
+        wanted, live = (policy or self.sync.policy).threshold, len(self.sync.live)
+        return max(1, live if wanted is None else min(wanted, live))

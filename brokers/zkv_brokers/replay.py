@@ -68,13 +68,14 @@ def _broker(first: list[Any], rest: list[list[Any]]) -> Replayed:
             (recorded,) = what
         else:
             now, events = what
-            router.turn([_event(event) for event in events], now)
+            router.turn([event_of(event) for event in events], now)
     return Replayed(
         role, len(rest), len(router.log), router.groups.version, router.log.digest, recorded
     )
 
 
-def _event(plain: list[Any]) -> Event:
+def event_of(plain: list[Any]) -> Event:
+    """Return what a broker has heard, from its recorded form; ProtocolError if it is none."""
     match plain:
         case []:
             return Tick()

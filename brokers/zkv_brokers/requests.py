@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, UnknownKey
 from zkv.placement import imbalance
-from zkv.policy import policy
+from zkv.policy import SyncPolicy, policy
 from zkv.reasons import Reason
 from zkv.staleness import staleness
 from zkv.wire import MODEL, PULLS, ContributionId
@@ -99,7 +99,9 @@ def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
             router.plain_spec = router.plain_spec.with_lr(rate)
             router.log_configuration(out)
         case "policy":
-            router.groups.switch(policy(message.value), out)
+            chosen = policy(message.value)
+            check_budget(router, chosen)
+            router.groups.switch(chosen, out)
             router.note_shortage()
             router.log_configuration(out)
         case "staleness":
@@ -147,9 +149,20 @@ def capacity(router: Router) -> int | None:
     return min(rooms, default=None)
 
 
-def budget_text(router: Router, group: Group) -> str:
-    """Return which server's budget is too small for the policy, with both figures."""
-    sizes = contribution_bytes(router)
+def check_budget(router: Router, chosen: SyncPolicy) -> None:
+    """Check that the servers' budgets have room for what a policy needs.
+
+    Raises:
+        Refused: they have not, and its updates could never be made; both figures are named.
+    """
+    group = router.groups.model
+    if group is not None and group.capacity is not None and group.capacity < group.need(chosen):
+        raise Refused(budget_text(router, group, chosen))
+
+
+def budget_text(router: Router, group: Group, chosen: SyncPolicy) -> str:
+    """Return which server's budget is too small for a policy, with both figures."""
+    sizes, need = contribution_bytes(router), group.need(chosen)
     index = min(
         (i for i, size in enumerate(sizes) if size),
         key=lambda i: router.members.servers[i].hello.budget_bytes // sizes[i],
@@ -157,10 +170,8 @@ def budget_text(router: Router, group: Group) -> str:
     server = router.members.servers[index]
     return (
         f"{server} has a budget of {server.hello.budget_bytes} bytes for contributions, but policy "
-        f"{router.policy} with {len(group.sync.live)} workers needs {group.need()} x "
-        f"{sizes[index]} = "
-        f"{group.need() * sizes[index]} bytes there; start servers with a larger --budget, or "
-        f"more servers"
+        f"{chosen} with {len(group.sync.live)} workers needs {need} x {sizes[index]} = "
+        f"{need * sizes[index]} bytes there; start servers with a larger --budget, or more servers"
     )
 
 

@@ -286,7 +286,7 @@ class Router:
         self.note_shortage()
         group = self.groups[MODEL]
         if group.capacity is not None and group.capacity < group.need():
-            self._fail("ConfigError", requests.budget_text(self, group))
+            self._fail("ConfigError", requests.budget_text(self, group, self.policy))
 
     def note_shortage(self) -> None:
         """Warn, once for each pair of numbers, that k is larger than the members."""

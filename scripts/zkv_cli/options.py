@@ -52,7 +52,11 @@ Staleness = Annotated[
 ]
 Record = Annotated[
     str | None,
-    Option("--record", help="Folder in which all that is heard is written down, for zkv replay."),
+    Option(
+        "--record",
+        help="Folder in which all that is heard is written down, for zkv replay, and for "
+        "zkv simulate --trace.",
+    ),
 ]
 Advertise = Annotated[
     str | None, Option("--advertise", help="The host or address that others reach this one at.")

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from zkv.errors import ConfigError
+from zkv_cli import simulate_training as training
 from zkv_cli.exits import reporting, say
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ TraceFile = Annotated[
     Path | None,
     typer.Option(
         "--trace",
-        help='Compute times of a live run, JSON lines: {"worker": 0, "batch": 1, '
-        '"compute_s": 0.12}.',
+        help="Compute times of a live run: the folder of zkv run --record, or JSON lines: "
+        '{"worker": 0, "batch": 1, "compute_s": 0.12}.',
     ),
 ]
 Policies = Annotated[
@@ -99,37 +101,40 @@ def simulate(
     update_time: UpdateTime = "0",
     shared: Shared = False,
     overlap: Overlap = False,
+    train: training.Train = None,
+    target: training.Target = None,
+    seeds: training.Seeds = None,
+    optimizer: training.Optimizer = None,
+    staleness: training.Staleness = None,
+    passes: training.Passes = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
     """Run policies under a virtual clock: updates, waiting, staleness and bytes of each.
 
     Times are in seconds, or in any unit where nothing is transferred. Without --policy all seven
-    policies are compared.
+    policies are compared. With --train the model is trained too, until it is good enough.
     """
     with reporting("simulate"):
-        if plot is not None and (plot.is_dir() or not plot.absolute().parent.is_dir()):
-            raise ConfigError(f"--plot {plot}: give a file in a folder that exists, as in run.png")
+        _check_plot(plot)
         try:
+            asked = training.Asked(train, target, seeds, optimizer, staleness, passes)
             times, warnings = read_times(compute, trace, seed)
             policies = chosen(policy or [], compare or not policy, k, slack, len(times.workers))
-            network = read_network(
-                {
-                    "bandwidth": bandwidth,
-                    "latency": latency,
-                    "up": up,
-                    "down": down,
-                    "density": density,
-                    "update-time": update_time,
-                },
-                shared,
-                overlap,
-            )
+            figures = {"bandwidth": bandwidth, "latency": latency, "up": up, "down": down}
+            figures |= {"density": density, "update-time": update_time}
+            network = read_network(figures, shared, overlap)
             end = None if until is None else option("until", until)
-            reports = run_all(policies, times, network, end, updates, plot is not None)
-        except ValueError as error:
+            run = (policies, times, network, end, updates, plot is not None)
+            reports, found = train_each(asked, *run) if train else (run_all(*run), [])
+        except (ValueError, ModuleNotFoundError) as error:
             raise ConfigError(str(error)) from error
-        show(reports, warnings, as_json, plot)
+        show(reports, warnings, as_json, plot, found)
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is not None and (plot.is_dir() or not plot.absolute().parent.is_dir()):
+        raise ConfigError(f"--plot {plot}: give a file in a folder that exists, as in run.png")
 
 
 def read_times(
@@ -137,17 +142,27 @@ def read_times(
 ) -> tuple[ComputeTimes, tuple[str, ...]]:
     """Return the compute times of --compute or --trace, and warnings about the file.
 
-    Raises ValueError unless exactly one is given and can be read, OSError if there is no file.
+    A trace is a folder of recordings, one recording (.rec), or a file of JSON lines. Raises
+    ValueError unless exactly one is given and can be read, ProtocolError for a recording that is
+    none, OSError if there is no file.
     """
     from zkv.compute_times import FORMS, compute_times, read_trace
 
     if (compute is None) == (trace is None):
-        raise ValueError(f"give either --compute, such as {'; '.join(FORMS)}, or --trace FILE")
+        raise ValueError(
+            f"give either --compute, such as {'; '.join(FORMS)}, or --trace FILE (or a folder)"
+        )
     if compute is not None:
         return compute_times(compute, seed=seed), ()
     assert trace is not None
+    if trace.is_dir() or trace.suffix == ".rec":
+        from zkv_brokers.recorded_times import recorded_times
+
+        recorded, torn = recorded_times(trace)
+        return replace(recorded, seed=seed), torn
     # A tear may go through a character; whether the line is whole is the reader's to say.
-    return read_trace(trace.read_text("utf-8", errors="replace"), name=str(trace))
+    times, warnings = read_trace(trace.read_text("utf-8", errors="replace"), name=str(trace))
+    return replace(times, seed=seed), warnings
 
 
 def chosen(
@@ -227,10 +242,7 @@ def run_all(
 
     if until is None and updates is None:
         raise ValueError("give an end: --until TIME, --updates N, or both")
-    if until is not None and until <= 0:
-        raise ValueError(f"--until must be above 0, given {until}")
-    if updates is not None and updates < 1:
-        raise ValueError(f"--updates must be at least 1, given {updates}")
+    _check_end(until, updates)
     return [
         Simulation(policy, times, network=network, trace=trace)
         .run(until=until, updates=updates)
@@ -239,8 +251,44 @@ def run_all(
     ]
 
 
-def show(reports: list[Any], warnings: tuple[str, ...], as_json: bool, plot: Path | None) -> None:
-    """Print the reports, and their warnings on standard error; write the picture."""
+def train_each(
+    asked: training.Asked,
+    policies: list[SyncPolicy],
+    times: ComputeTimes,
+    network: Network,
+    until: Time | None,
+    updates: int | None,
+    trace: bool,
+) -> tuple[list[Any], list[Any]]:
+    """Train each policy with each seed; returns the first seed's reports, and times to target.
+
+    Raises what `zkv_cli.simulate_training.train_all` raises, and ValueError for a wrong end.
+    """
+    from zkv.simulated_training import PASSES_DEFAULT, Limits
+
+    _check_end(until, updates)
+    limits = Limits(asked.passes or PASSES_DEFAULT, until, updates)
+    return training.train_all(asked, policies, times, network, limits, trace)
+
+
+def _check_end(until: Time | None, updates: int | None) -> None:
+    if until is not None and until <= 0:
+        raise ValueError(f"--until must be above 0, given {until}")
+    if updates is not None and updates < 1:
+        raise ValueError(f"--updates must be at least 1, given {updates}")
+
+
+def show(
+    reports: list[Any],
+    warnings: tuple[str, ...],
+    as_json: bool,
+    plot: Path | None,
+    found: list[Any],
+) -> None:
+    """Print the reports, and their warnings on standard error; write the picture.
+
+    `found` has the time to target of each report's policy, where they were trained.
+    """
     from zkv.simulation_report import to_plain
     from zkv_cli import simulation_views as views
 
@@ -252,9 +300,13 @@ def show(reports: list[Any], warnings: tuple[str, ...], as_json: bool, plot: Pat
         except ModuleNotFoundError as error:
             raise ConfigError(str(error)) from error
     if as_json:
-        plain = {"policies": [to_plain(report) for report in reports], "warnings": list(warnings)}
-        say(json.dumps(plain, ensure_ascii=False))
+        runs = [to_plain(report) for report in reports]
+        for run, one in zip(runs, found, strict=False):
+            run["time_to_target"] = one.to_plain()
+        say(json.dumps({"policies": runs, "warnings": list(warnings)}, ensure_ascii=False))
     elif len(reports) == 1:
         say(views.as_text(reports[0]))
     else:
         say(views.comparison(reports))
+    if found and not as_json:
+        say("\n" + training.as_text(found))

@@ -535,6 +535,8 @@ async def test_from_asp_to_a_policy_that_cancels(policy: str) -> None:
             await until(lambda one=batch: one.cancelled, what="the cancellation")
             await end(batch)
             assert await batch.wait() == "cancelled"
+        # Worker 0 had a grant that it has not used; with an answer it has heard what came of it.
+        await workers[0].status()
         fresh = await all_begun(workers)
         assert [batch.version for batch in fresh] == [1, 1, 1]
         for batch in fresh:
@@ -597,18 +599,36 @@ async def test_what_cannot_be_set_is_refused_and_changes_nothing() -> None:
         assert await (await work(workers[0])).wait() == "committed"
 
 
+async def test_a_policy_that_the_budget_cannot_hold_is_refused_and_changes_nothing() -> None:
+    """BSP with three workers needs room for three contributions; there is room for two."""
+    async with (
+        cluster(
+            1, policy_text="asp", optimizer=SGD, server_options={"budget_bytes": 8_000}
+        ) as made,
+        crew(made, 3, {"w": zeros(1_000)}) as workers,
+    ):
+        # Only two of them can have a grant at a time; the third gets the first one's place.
+        await asyncio.gather(*(work(worker, ones(1_000)) for worker in workers))
+        await until(lambda: version(made) == 3, what="three updates")
+        with pytest.raises(Refused, match=r"policy bsp with 3 workers needs 3 x 4000 = 12000"):
+            await workers[0].set(policy="bsp")
+        assert (await workers[0].status())["policy"] == "asp"
+        assert await workers[0].set(policy="k-asp:2") == {"policy": version(made)}
+
+
+def shortages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the broker's warnings that k is too large, each up to what follows from it."""
+    said = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    return [text.partition(": an")[0] for text in said if "contributions for each update" in text]
+
+
 @pytest.mark.parametrize("name", ["k-bsp", "k-batch-bsp", "k-asp", "k-batch-asp"])
 async def test_k_above_the_members_is_said_with_both_numbers_and_works(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An update takes min(k, live); the broker says so when it begins, switches or loses one."""
-
-    def warnings() -> list[str]:
-        said = (record.getMessage() for record in caplog.records)
-        return [text for text in said if "contributions for each update" in text]
-
+    """An update takes min(k, live); the broker says so once, when it begins or is switched."""
     async with (
-        cluster(2, policy_text=f"{name}:5", optimizer=SGD, worker_lost_s=LOST_S) as made,
+        cluster(2, policy_text=f"{name}:5", optimizer=SGD) as made,
         crew(made, 2) as workers,
     ):
         for turn in range(2):
@@ -617,17 +637,25 @@ async def test_k_above_the_members_is_said_with_both_numbers_and_works(
                 await end(batch, ones())
             assert [await batch.wait() for batch in batches] == ["committed"] * 2
             assert version(made) == turn + 1
-        wanted = f"policy {name}:5 wants 5 contributions for each update, but 2 workers are here"
-        assert [text.partition(": an")[0] for text in warnings()] == [wanted]
+        said = [f"policy {name}:5 wants 5 contributions for each update, but 2 workers are here"]
+        assert shortages(caplog) == said
         await workers[0].set(policy=f"{name}:2")
-        assert len(warnings()) == 1
+        assert shortages(caplog) == said
         await workers[0].set(policy=f"{name}:3")
-        assert f"policy {name}:3 wants 3 " in warnings()[-1]
-        assert "but 2 workers are here" in warnings()[-1]
+        said += [f"policy {name}:3 wants 3 contributions for each update, but 2 workers are here"]
+        assert shortages(caplog) == said
+
+
+async def test_a_loss_that_makes_k_too_large_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        cluster(1, policy_text="k-asp:2", optimizer=SGD, worker_lost_s=LOST_S) as made,
+        crew(made, 2) as workers,
+    ):
+        await all_begun(workers)
+        assert shortages(caplog) == []
         await depart(made, workers[1], "crash")
-        await until(lambda: len(warnings()) == 3, what="a warning of the loss")
-        assert f"policy {name}:3 wants 3 " in warnings()[-1]
-        assert "but 1 worker is here" in warnings()[-1]
+        said = "policy k-asp:2 wants 2 contributions for each update, but 1 worker is here"
+        assert shortages(caplog) == [said]
 
 
 async def test_enough_workers_are_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
@@ -637,7 +665,7 @@ async def test_enough_workers_are_no_reason_to_warn(caplog: pytest.LogCaptureFix
             await end(batch, ones())
         for worker in workers:
             await worker.leave()
-        assert "contributions for each update" not in caplog.text
+        assert shortages(caplog) == []
 
 
 # --- stale gradients -----------------------------------------------------------------------------

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from zkv.errors import ConfigError
 from zkv_cli.cluster import command_line
 from zkv_cli.export import key_of, name_of
-from zkv_cli.launch import Job, environment, for_job
+from zkv_cli.launch import Job, environment, for_job, patience
 from zkv_cli.logs import JsonFormatter
 from zkv_cli.main import _broker_asked
 from zkv_cli.settings import live_changes, load, seconds, size
 from zkv_cli.tables import table
+from zkv_workers.model import session_config
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +234,27 @@ def test_workers_get_what_torchrun_would_set(monkeypatch):
     assert int(variables["OMP_NUM_THREADS"]) >= 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert "OMP_NUM_THREADS" not in environment(job, 1, "tcp://10.0.0.2:5555")
+
+
+def test_workers_are_told_how_patient_to_be():
+    assert patience(load().run) == {}
+    flags = {("run", "narrate_after_s"): 0.5, ("run", "stall_timeout_s"): 90}
+    variables = patience(load(flags).run)
+    assert variables == {"ZKV_NARRATE_AFTER_S": "0.5", "ZKV_WAIT_TIMEOUT_S": "90"}
+    with pytest.raises(ConfigError, match=r"--stall-timeout: 0.0 s: a time must be above 0"):
+        load({("run", "stall_timeout_s"): 0})
+
+
+def test_a_worker_reads_its_patience_from_the_environment(monkeypatch):
+    monkeypatch.setenv("ZKV_NARRATE_AFTER_S", "0.5")
+    monkeypatch.setenv("ZKV_WAIT_TIMEOUT_S", "90")
+    config, _ = session_config("tcp://10.0.0.2:5555")
+    assert (config.narrate_after_s, config.wait_timeout_s) == (0.5, 90)
+    config, _ = session_config("tcp://10.0.0.2:5555", narrate_after_s=7, wait_timeout_s=8)
+    assert (config.narrate_after_s, config.wait_timeout_s) == (7, 8)
+    monkeypatch.setenv("ZKV_NARRATE_AFTER_S", "soon")
+    with pytest.raises(ConfigError, match="ZKV_NARRATE_AFTER_S='soon' is not a number"):
+        session_config("tcp://10.0.0.2:5555")
 
 
 def test_a_jobs_own_cluster_takes_any_port_and_awaits_its_workers():

@@ -110,6 +110,7 @@ def test_an_error_quotes_no_more_than_a_little_of_a_long_text():
         (lambda: ssp(-1), r"'ssp': slack must be at least 0, given -1"),
         (lambda: dataclasses.replace(k_asp(2), slack=1), r"slack 1 can deadlock"),
         (lambda: dataclasses.replace(k_batch_bsp(2), slack=1), r"slack 1 can deadlock"),
+        (lambda: dataclasses.replace(ssp(1), threshold=None), r"slack 1 can deadlock where"),
     ],
 )
 def test_a_policy_that_cannot_work_is_never_made(make, complaint):

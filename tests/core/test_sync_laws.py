@@ -219,11 +219,12 @@ policies = st.one_of(
     st.builds(
         SyncPolicy,
         name=st.just("own"),
-        threshold=st.none() | st.integers(1, 4),
+        threshold=st.integers(1, 4),
         distinct=st.just(False),
         cancel=st.just(False),
         slack=st.none() | st.integers(0, 3),
     ),
+    st.just(SyncPolicy("own", threshold=None, distinct=False, cancel=False, slack=None)),
     st.just(SyncPolicy("own", threshold=None, distinct=True, cancel=False, slack=None)),
     st.just(SyncPolicy("own", threshold=None, distinct=False, cancel=True, slack=None)),
 )

@@ -21,7 +21,6 @@ from zkv_workers.local import AsyncLocal
 from zkv_workers.model import BatchState, ConnectOptions, session_config
 from zkv_workers.samples import Source
 
-
 log = logging.getLogger("zkv.worker")
 
 
@@ -43,14 +42,15 @@ class AsyncBatch(AnyBatch):
             config = self._worker._config
             patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
             what = f"the fate of batch {self.number}"
-            for pause_s in faces.pauses(config, patience_s):
+            requests = self._worker._driver.session.requests
+            for turn, pause_s in enumerate(faces.pauses(config, patience_s)):
+                if turn:
+                    log.warning("%s", faces.explained(f"waiting for {what}", requests.reason))
                 if (await asyncio.wait({self._fate}, timeout=pause_s))[0]:
                     break
-                reason = self._worker._driver.session.requests.reason
-                log.warning("%s", faces.explained(f"waiting for {what}", reason))
             else:
                 text = f"{what} did not come within {patience_s:g} s"
-                raise WaitTimeout(faces.explained(text, reason))
+                raise WaitTimeout(faces.explained(text, requests.reason))
             await asyncio.shield(self._fate)
         return self.outcome
 
@@ -253,8 +253,8 @@ class AsyncWorker:
         """Leave and close all sockets, in bounded time."""
         await self.leave()
         if self._made is not None:
-            if not self._closed:
-                figures.write(self._config, self._joined, self._made, self._ledger)
+            if self._member is not None and not self._closed:
+                figures.write(self._config, self._member, self._made, self._ledger)
             self._closed = True
             self._made.close()
 

@@ -160,6 +160,13 @@ class AnyBatch:
             raise Refused(
                 "the data of this run is used up: all passes are done, so there are no more batches"
             )
+        if grant.samples is not None and self._samples is None:
+            # The grant stays, so that the next batch of the right kind gets these samples.
+            self._feed(s.Withdraw(grant.batch))
+            raise Refused(
+                "this run deals its samples out with the batches: take them from "
+                "worker.batches(data), not from worker.batch()"
+            )
         self._state = self._running[grant.batch] = BatchState(grant, self._weight)
 
     def _begin(self) -> None:

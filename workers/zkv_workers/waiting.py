@@ -78,8 +78,9 @@ def narrated(
     Raises:
         WaitTimeout: nothing came within `patience_s`; `what` is named, and who is missing.
     """
-    for pause_s in faces.pauses(config, patience_s):
+    for turn, pause_s in enumerate(faces.pauses(config, patience_s)):
+        if turn:
+            log.warning("%s", faces.explained(f"waiting for {what}", reason()))
         if concurrent.futures.wait([future], pause_s).done:
             return future.result()
-        log.warning("%s", faces.explained(f"waiting for {what}", reason()))
     raise WaitTimeout(faces.explained(f"{what} did not come within {patience_s:g} s", reason()))
