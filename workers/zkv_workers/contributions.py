@@ -38,7 +38,7 @@ class _Open:
 
 
 class Contributions:
-    """All contributions of one worker. `answer(token, value)` ends a call."""
+    """All contributions of one worker. `answer` ends a call; `tell` says what only members may."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Contributions:
         link: Link,
         uploads: Uploads,
         answer: Callable[[int, object], None],
+        tell: Callable[[c.Message], None],
     ) -> None:
         self.incarnation = 0
         self.index = 0
@@ -63,6 +64,7 @@ class Contributions:
         self._layout = layout
         self._link = link
         self._answer = answer
+        self._tell = tell
         self._open: dict[tuple[int, int], _Open] = {}
 
     def name(self, group: int, batch: int) -> ContributionId:
@@ -76,7 +78,7 @@ class Contributions:
         self.cycle.token = token
         if not self.cycle.asked:
             self.cycle.asked = True
-            self._link.send(c.Begin())
+            self._tell(c.Begin())
         self.answer_begin()
 
     def answer_begin(self) -> None:

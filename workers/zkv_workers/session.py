@@ -39,11 +39,12 @@ class Session:
         self.downloads = Downloads(self.layout, ask_s=config.resend_s)
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
-        self.made = Contributions(self.layout, self._link, self.uploads, self._answer)
         self._told = Told(self._link)
+        self.made = Contributions(
+            self.layout, self._link, self.uploads, self._answer, self._told.tell
+        )
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self._barrier = 0
-        self._rejoining = False
         self._next_beat = 0.0
         self._out: list[s.Output] = []
         self.now = 0.0
@@ -130,22 +131,19 @@ class Session:
                 self.made.push_plain(event)
                 self._begun()
             case s.Pull(token=token):
-                self.requests.open(
-                    token,
-                    f"the pull of {', '.join(map(repr, event.keys)) or 'the model'}",
-                    self.now,
-                )
+                what = ", ".join(map(repr, event.keys)) or "the model"
+                self.requests.open(token, f"the pull of {what}", self.now)
                 self.pulls.add(event)
                 self._send_pulls()
             case s.Barrier(token):
                 self._barrier += 1
                 self.made.cycle.pause()
                 self.requests.open(token, f"barrier {self._barrier}", self.now)
-                self._link.send(c.Barrier(token, self._barrier))
+                self._told.tell(c.Barrier(token, self._barrier))
             case s.Leave(token):
                 self.requests.open(token, "the broker's goodbye", self.now)
                 self.requests.leaving = token
-                self._link.send(c.Leave())
+                self._told.tell(c.Leave())
             case s.Ask(token, setting, value):
                 self.requests.open(token, f"the answer about {setting or 'the status'}", self.now)
                 self._link.send(c.Change(token, setting, value) if setting else c.Status(token))
@@ -206,17 +204,19 @@ class Session:
         self.layout.clear()
         self.member, self.requests.initialised = None, False
         self._hello()
-        self._rejoining = True
+        self._told.inside = False
 
     def _ask_again(self) -> None:
         """Tell a new broker what the old one was told; not before it has let this worker in."""
-        self._rejoining = False
+        self._told.inside = True
         self._told.again()
         if self.made.cycle.asked:
             self._link.send(c.Begin())
         self.pulls.restart()
         for token in self.requests.named("barrier"):
             self._link.send(c.Barrier(token, self._barrier))
+        if self.requests.leaving:
+            self._link.send(c.Leave())
 
     def fail(self, error: Exception) -> None:
         """End the session: every open and later call fails with this error."""
@@ -279,8 +279,7 @@ class Session:
         member = s.Membership(message.number, message.incarnation, message.world, message.policy)
         for token in self.requests.named("the cluster"):
             self._answer(token, member)
-        if self._rejoining:
-            self._ask_again()
+        self._ask_again()
 
     def _greet(self) -> None:
         if self.member is not None:

@@ -17,22 +17,27 @@ class Told:
     """Offers of keys, and the pool of samples."""
 
     def __init__(self, link: Link) -> None:
+        self.inside = False
+        """Whether the broker has let this worker in: nothing but the hello may be said before."""
         self._link = link
         self._offers: dict[int, s.Initialise] = {}
         self._pool: s.UsePool | None = None
 
+    def tell(self, message: c.Message) -> None:
+        """Say something that only a member may say; outside it waits for `again`."""
+        if self.inside:
+            self._link.send(message)
+
     def offer(self, event: s.Initialise) -> None:
         """Tell the broker which keys this worker initialises."""
         self._offers[event.token] = event
-        self._link.send(c.Offer(event.token, list(event.specs), event.plain))
+        self.tell(c.Offer(event.token, list(event.specs), event.plain))
 
     def use_pool(self, event: s.UsePool) -> None:
         """Tell the broker which samples are to be dealt out."""
         self._pool, shard = event, event.shard
         passes = 0 if shard.passes is None else shard.passes
-        self._link.send(
-            c.UsePool(event.token, shard.n, shard.size, shard.seed, shard.retry, passes)
-        )
+        self.tell(c.UsePool(event.token, shard.n, shard.size, shard.seed, shard.retry, passes))
 
     def again(self) -> None:
         """Tell a new broker all of it."""
