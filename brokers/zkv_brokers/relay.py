@@ -74,10 +74,12 @@ class Relay:
 
     def close(self) -> None:
         """Close all sockets; a second call does nothing."""
-        for monitor in self._monitors:
-            monitor.close()
         self._front.close()
         for back in self._backs.values():
             if not back.socket.closed:
                 back.socket.disable_monitor()
             back.close()
+        # Only now: with nobody to read an event, libzmq's I/O thread would wait for ever to write
+        # it, and disable_monitor for that thread.
+        for monitor in self._monitors:
+            monitor.close()
