@@ -13,7 +13,7 @@
     ├── Cancelled             the batch no longer counts; `worker.batch()` swallows it
     ├── Withdrawn             the block was left by an exception; nothing of it counts
     ├── Lost                  somebody that is needed is gone
-    │   ├── BrokerLost  ServerLost  Evicted
+    │   ├── BrokerLost  ServerLost  WorkersLost  Evicted
     ├── WaitTimeout           a bounded wait ended (also a TimeoutError)
     │   └── ClusterNotReady   the cluster did not come up within --connect-timeout
     ├── Closed                the worker was closed or has left
@@ -82,6 +82,10 @@ class ServerLost(Lost):
     """A server that holds a shard is gone; its name and address are in the text."""
 
 
+class WorkersLost(Lost):
+    """Fewer workers are left than the run was told to go on with (--min-workers)."""
+
+
 class Evicted(Lost):
     """The broker has removed this worker; join again to go on."""
 
@@ -115,6 +119,7 @@ _BY_CODE: dict[str, type[ZkvError]] = {
         Cancelled,
         BrokerLost,
         ServerLost,
+        WorkersLost,
         Evicted,
         WaitTimeout,
         ClusterNotReady,

@@ -44,6 +44,8 @@ class BrokerConfig:
     advertise: str | None = None
     servers: int = 1
     workers: int = 1
+    min_workers: int = 0
+    on_short: str = "wait"
     optimizer: str | None = None
     staleness: str = "none"
     insecure: bool = False
@@ -93,6 +95,8 @@ class Broker:
             policy=config.policy,
             servers=config.servers,
             workers=config.workers,
+            min_workers=config.min_workers,
+            on_short=config.on_short,
             optimizer=config.optimizer,
             staleness=config.staleness,
             data_address=self.data_address,

@@ -17,6 +17,10 @@ class RouterConfig:
     servers: int = 1
     workers: int = 1
     """The start line: nobody is granted a first batch before so many are here."""
+    min_workers: int = 0
+    """With fewer workers than this, nobody is granted a batch (of those that left, none counts)."""
+    on_short: str = "wait"
+    """What a loss below `min_workers` does: "wait" for others, or "fail"."""
     optimizer: str | None = None
     staleness: str = "none"
     """What happens to gradients that are some updates old (text form of `zkv.staleness`)."""

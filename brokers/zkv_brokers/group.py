@@ -9,7 +9,7 @@ Pure: what is decided is collected in `Decisions`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from zkv import control as c
 from zkv import events as e
@@ -39,6 +39,7 @@ class Group:
         self.servers = frozenset(servers)
         self.capacity: int | None = None
         """How many contributions fit into the smallest server's budget; None: not limited."""
+        self.shortage: Callable[[], str] = str
         self.clips = False
         """Whether commits need the gradient's norm over all shards first."""
         self.incarnations: dict[int, int] = {}
@@ -193,7 +194,7 @@ class Group:
         version = self._pins.by_grant.pop((incarnation, self.group, grant), None)
         if version is not None:
             self._holds[incarnation] = version
-        self._release_starts(out)
+        self.release_starts(out)
 
     def _check(self, arrival: Arrival, out: Decisions) -> None:
         if arrival.arrived or not arrival.finished:
@@ -212,7 +213,7 @@ class Group:
         self._queue.extend(self.sync.handle(event))
         self._carry_out(out)
         # A departure may leave room for a grant that waits, without any decision of the policy.
-        self._release_starts(out)
+        self.release_starts(out)
 
     def _carry_out(self, out: Decisions) -> None:
         while self._queue and self._summing is None:
@@ -231,7 +232,7 @@ class Group:
                 case e.Discard(worker=number, grant=grant):
                     self._discard(number, grant, out)
             self._queue.popleft()
-            self._release_starts(out)
+            self.release_starts(out)
 
     def _find(self, number: int, grant: int) -> Arrival:
         return self.arrivals[self._arrived[number, grant]]
@@ -335,7 +336,8 @@ class Group:
             self.tally(number).late += 1
         self._settle(name, -1, arrival.void or "late: the update happened without it", out)
 
-    def _release_starts(self, out: Decisions) -> None:
+    def release_starts(self, out: Decisions) -> None:
+        """Grant what the policy has released, as far as nothing else holds it."""
         while self._starts and not self.held_because():
             start = self._starts.popleft()
             incarnation = self.incarnations.get(start.worker)
@@ -354,10 +356,8 @@ class Group:
                 "is taken; raise --budget or wait for the next update"
             )
         if self.group == MODEL and not self._pins.admits(self.version):
-            return (
-                f"{self._pins.versions_max} versions of the model are still on their way to workers"
-            )
-        return ""
+            return f"{self._pins.versions_max} versions of the model are still on their way"
+        return self.shortage()
 
     def _grant(self, start: e.Start, incarnation: int, out: Decisions) -> None:
         samples = self.draws.take(start.worker, start.grant, incarnation)

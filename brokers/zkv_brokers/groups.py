@@ -67,6 +67,7 @@ class Groups:
             servers={block.server for block in self.layout.blocks_in(number)},
             pins=self.pins,
         )
+        group.shortage = self.members.shortage
         return group
 
     def make_plain(self, kid: int, out: Decisions, *, at_birth: bool = False) -> int:
@@ -125,10 +126,11 @@ class Groups:
         return True
 
     def welcome(self, worker: Worker, out: Decisions) -> None:
-        """A new member takes part in every plain key from the start."""
+        """A new member takes part in every plain key from the start; it may end a shortage."""
         for number, group in self.by_number.items():
             if number != MODEL:
                 group.join({worker.number: worker.incarnation}, out)
+            group.release_starts(out)
 
     def leave(self, worker: Worker, out: Decisions) -> None:
         """A member is gone."""

@@ -62,9 +62,12 @@ class Members:
     servers: dict[int, Server] = field(default_factory=dict)
     """By index."""
     by_peer: dict[int, Worker | Server] = field(default_factory=dict)
+    workers_min: int = 0
+    """With fewer than so many, nobody begins a batch; those who have left are not asked for."""
     epoch: int = 0
     _count: int = 0
     _world: int = 0
+    _left: int = 0
 
     @property
     def complete(self) -> bool:
@@ -157,9 +160,18 @@ class Members:
 
     def remove(self, worker: Worker) -> None:
         """Forget a worker that has left or was lost."""
+        if worker.leaving and not worker.hello.observer:
+            self._left += 1
         self.workers.pop(worker.incarnation, None)
         self.by_peer.pop(worker.peer, None)
         self.epoch += 1
+
+    def shortage(self) -> str:
+        """Return how many workers are missing of `workers_min`; "" if there are enough."""
+        here, needed = len(self.training()), self.workers_min - self._left
+        if here >= needed:
+            return ""
+        return f"{here} of at least {needed} workers are here (--min-workers); start more of them"
 
     def incarnations(self) -> list[int]:
         """Return the incarnations of all members."""

@@ -42,7 +42,7 @@ class Router:
 
     def __init__(self, config: RouterConfig, *, term: int, instance: int) -> None:
         self.config = config
-        self.members = Members(term, config.servers, config.workers)
+        self.members = Members(term, config.servers, config.workers, workers_min=config.min_workers)
         self.layout = Layout()
         self.catalog = Catalog(self.layout)
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
@@ -309,6 +309,9 @@ class Router:
         self.log_epoch(out)
         self.catalog.lost(worker.incarnation, self.config.servers, self.model_spec, out)
         self.groups.leave(worker, out)
+        short = "" if worker.leaving or worker.hello.observer else self.members.shortage()
+        if short and self.config.on_short == "fail":
+            self._fail("WorkersLost", f"{worker} is gone: {why}; {short}")
         self._begin(out)
         last = c.Bye(why) if worker.leaving else c.Refusal(0, "Evicted", f"{worker}: {why}")
         self.hub.send(worker.peer, last)

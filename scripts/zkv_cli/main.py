@@ -89,6 +89,8 @@ def broker(
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
     staleness: o.Staleness = None,
+    min_workers: o.MinWorkers = None,
+    on_short: o.OnShort = None,
     record: o.Record = None,
     insecure: o.Insecure = None,
     worker_lost: o.WorkerLost = None,
@@ -108,6 +110,8 @@ def broker(
         ("broker", "policy"): policy,
         ("broker", "optimizer"): optimizer,
         ("broker", "staleness"): staleness,
+        ("broker", "min_workers"): min_workers,
+        ("broker", "on_short"): on_short,
         ("broker", "record"): record,
         ("broker", "insecure"): insecure,
         ("broker", "worker_lost_s"): worker_lost,
@@ -181,6 +185,8 @@ def up(
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
     staleness: o.Staleness = None,
+    min_workers: o.MinWorkers = None,
+    on_short: o.OnShort = None,
     record: o.Record = None,
     workers: o.Workers = None,
     bind: o.BrokerBind = None,
@@ -199,6 +205,8 @@ def up(
         servers, policy, optimizer, staleness, record, workers, bind, advertise, insecure
     )
     flags |= {
+        ("broker", "min_workers"): min_workers,
+        ("broker", "on_short"): on_short,
         ("broker", "worker_lost_s"): worker_lost,
         ("broker", "server_lost_s"): server_lost,
         ("server", "budget"): budget,
@@ -258,6 +266,8 @@ def run(
     policy: o.Policy = None,
     optimizer: o.Optimizer = None,
     staleness: o.Staleness = None,
+    min_workers: o.MinWorkers = None,
+    on_short: o.OnShort = None,
     record: o.Record = None,
     bind: o.BrokerBind = None,
     advertise: o.Advertise = None,
@@ -271,6 +281,8 @@ def run(
         servers, policy, optimizer, staleness, record, None, bind, advertise, insecure
     )
     flags |= {
+        ("broker", "min_workers"): min_workers,
+        ("broker", "on_short"): on_short,
         ("join", "broker"): broker,
         ("run", "grace_s"): grace,
         ("run", "narrate_after_s"): narrate_after,

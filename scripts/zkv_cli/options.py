@@ -35,6 +35,14 @@ Workers = Annotated[
     int | None,
     Option("--workers", help="No first batch begins before so many workers are here."),
 ]
+MinWorkers = Annotated[
+    int | None,
+    Option("--min-workers", help="With fewer workers, lost ones missing, no batch begins."),
+]
+OnShort = Annotated[
+    str | None,
+    Option("--on-short", help="When a lost worker makes it too few: wait (default) or fail."),
+]
 Policy = Annotated[
     str | None,
     Option("--policy", help="When contributions become an update: bsp, asp, ssp:2, k-bsp:2, ..."),

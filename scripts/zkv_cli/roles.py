@@ -44,6 +44,8 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         advertise=section.advertise,
         servers=section.servers,
         workers=section.workers,
+        min_workers=section.min_workers,
+        on_short=section.on_short,
         optimizer=section.optimizer,
         staleness=section.staleness,
         record=recording(section.record, "broker"),

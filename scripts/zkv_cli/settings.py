@@ -121,6 +121,8 @@ class BrokerSection(Section):
     servers: Count = 1
     workers: Count = 1
     policy: Annotated[str, AfterValidator(_policy)] = "bsp"
+    min_workers: Annotated[int, Field(ge=0, le=65_535)] = 0
+    on_short: Literal["wait", "fail"] = "wait"
     optimizer: Annotated[str, AfterValidator(_optimizer)] | None = None
     staleness: Annotated[str, AfterValidator(_staleness)] = "none"
     record: str = ""
