@@ -9,6 +9,7 @@ from zkv_cli.report import bytes_text
 
 SERVER_COLUMNS = ("server", "address", "host", "pid", "holds", "heard")
 WORKER_COLUMNS = ("worker", "name", "host", "pid", "clock", "heard", "waits for")
+SAMPLE_COLUMNS = ("worker", "counted", "part", "skipped", "returned")
 
 
 def as_text(status: Mapping[str, Any]) -> str:
@@ -29,6 +30,8 @@ def as_text(status: Mapping[str, Any]) -> str:
     lines += ["", f"workers: {len(status['workers'])}"]
     if status["workers"]:
         lines += table(WORKER_COLUMNS, [_worker_row(one) for one in status["workers"]])
+    if status["data"]:
+        lines += ["", *_samples(status["data"])]
     return "\n".join(lines)
 
 
@@ -53,6 +56,26 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str, ...]:
         f"{worker['last_heard_s']:.1f} s ago",
         worker["waiting"]["text"] if worker["waiting"] else "-",
     )
+
+
+def _samples(data: Mapping[str, Any]) -> list[str]:
+    """Return how far the samples are dealt out, and what became of each worker's."""
+    passes = "without end" if data["passes"] is None else f"of {data['passes']}"
+    # A pass is in "coverage" from its first draw until all of it is settled.
+    settled = data["coverage"].get(str(data["pass"]), 1.0 if data["workers"] else 0.0)
+    counted = sum(share["counted"] for share in data["workers"].values())
+    rows = [
+        (
+            number,
+            str(share["counted"]),
+            f"{share['counted'] / counted:.1%}" if counted else "-",
+            str(share["skipped"]),
+            str(share["returned"]),
+        )
+        for number, share in data["workers"].items()
+    ]
+    head = f"samples: pass {data['pass']} {passes}, {settled:.1%} of {data['n']} settled"
+    return [head, *table(SAMPLE_COLUMNS, rows)] if rows else [head]
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,65 @@
+"""What `zkv status` says to a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zkv_cli.tables import as_text
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "broker": "tcp://127.0.0.1:5555",
+        "policy": "bsp",
+        "optimizer": "sgd:lr=0.01",
+        "version": 7,
+        "keys": 2,
+        "failed": "",
+        "waiting": "",
+        "servers": [],
+        "servers_wanted": 1,
+        "workers": [],
+        "data": None,
+    }
+    return plain | changes
+
+
+def share(counted: int, skipped: int = 0, returned: int = 0) -> dict[str, int]:
+    return {"counted": counted, "skipped": skipped, "returned": returned}
+
+
+def test_without_samples_nothing_is_said_of_them() -> None:
+    assert "samples" not in as_text(status())
+
+
+def test_samples_are_told_by_worker_with_each_ones_part() -> None:
+    data = {
+        "n": 1437,
+        "pass": 2,
+        "passes": 3,
+        "coverage": {"2": 0.4},
+        "workers": {"0": share(600), "1": share(200, returned=32)},
+    }
+    assert as_text(status(data=data)).splitlines()[-4:] == [
+        "samples: pass 2 of 3, 40.0% of 1437 settled",
+        "worker  counted  part   skipped  returned",
+        "0       600      75.0%  0        0",
+        "1       200      25.0%  0        32",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("coverage", "workers", "said"),
+    [
+        ({}, {}, "pass 1 without end, 0.0% of 10 settled"),
+        ({"1": 0.0}, {"0": share(0)}, "pass 1 without end, 0.0% of 10 settled"),
+        ({}, {"0": share(10)}, "pass 1 without end, 100.0% of 10 settled"),
+    ],
+)
+def test_a_pass_before_its_first_draw_in_it_and_after_its_last(
+    coverage: dict[str, float], workers: dict[str, Any], said: str
+) -> None:
+    data = {"n": 10, "pass": 1, "passes": None, "coverage": coverage, "workers": workers}
+    assert f"samples: {said}" in as_text(status(data=data))
