@@ -184,7 +184,7 @@ class Node:
         if self._link.heard is not None:
             text = f"the broker at {config.broker} has not let this server in for {waited:.1f} s"
         if waited > config.connect_timeout_s:
-            self._fail(ClusterNotReady(f"{text}; is it running, and is the address right?"))
+            self._fail(ClusterNotReady(f"{text}; is it running, and is this the broker's address?"))
         elif now >= self._next_word:
             self._next_word = now + config.narrate_every_s
             self._out.append(Note("warning", text))

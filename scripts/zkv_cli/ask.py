@@ -51,7 +51,7 @@ def _answer(
         if now >= deadline:
             raise ClusterNotReady(
                 f"no broker has answered at {address} within {timeout_s:g} s; "
-                "is it running, and is the address right?"
+                "is it running, and is this the broker's address?"
             )
         until = min(deadline, link.deadline() or deadline)
         if not socket.poll(max(1, int(1000 * (until - now)))):

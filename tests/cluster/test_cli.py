@@ -83,7 +83,7 @@ def test_status_of_nobody_is_an_error_with_the_address():
     assert result.stdout == ""
     assert result.stderr == (
         f"zkv status: error: no broker has answered at {address} within 0.2 s; "
-        "is it running, and is the address right?\n"
+        "is it running, and is this the broker's address?\n"
     )
 
 

@@ -92,7 +92,7 @@ class Requests:
         if not heard:
             return (
                 f"waiting for broker: nothing has answered at {self._config.broker}; "
-                "is it running, and is the address right?"
+                "is it running, and is this the broker's address?"
             )
         if self.reason:
             return self.reason
