@@ -12,7 +12,6 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -25,7 +24,7 @@ COMMANDS = ("transfer", "ingress", "overlap", "stragglers", "aggregate", "ring",
 LOADS = "40,25,10,8,6,5,3,3"
 
 
-def plan(*arguments: str) -> Result:
+def plan(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["plan", *arguments])
 
 
