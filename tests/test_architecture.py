@@ -10,6 +10,8 @@ import ast
 import re
 import shutil
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -253,3 +255,35 @@ def test_the_check_for_machine_traces_sees_them():
     for pieces in (["cd /", "work/main"], ["/", "root/.cache"], ["https://py", "pi.org/simple"]):
         assert MACHINE_TRACES.search("".join(pieces))
     assert not MACHINE_TRACES.search("see docs/work/notes.md and $HOME/.config")
+
+
+DISTRIBUTIONS = {"cupy": "cupy-cuda12x", "sklearn": "scikit-learn", "zmq": "pyzmq"}
+"""What installs a module, where it has another name."""
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the top-level names of what a module imports."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_whatever_is_imported_is_a_dependency_of_ours():
+    """Another package's dependency may be gone with its next release, as typer's click was."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    groups = [*about["project"]["optional-dependencies"].values()]
+    groups += [about["project"]["dependencies"], *about["dependency-groups"].values()]
+    named = [one for group in groups for one in group if isinstance(one, str)]
+    declared = {re.split(r"[^\w-]", one)[0].lower().replace("_", "-") for one in named}
+    python = [path for path in tracked_files() if path.suffix == ".py"]
+    ours = {path.stem for path in python} | {Path(package).name for package in PACKAGES}
+    for path in python:
+        others = set(imported(path)) - ours - sys.stdlib_module_names
+        missing = {
+            name
+            for name in others
+            if DISTRIBUTIONS.get(name, name).lower().replace("_", "-") not in declared
+        }
+        assert not missing, f"{path.relative_to(ROOT)} imports {missing}: name it in pyproject.toml"
