@@ -321,7 +321,10 @@ def test_a_worker_whose_cluster_is_dead_ends_all_the_same():
                 process.send_signal(signal.SIGINT)
         for process, (_, code, word) in zip(processes, ENDINGS, strict=True):
             _, said = process.communicate(timeout=DEAD_END_S)
-            assert process.returncode == code
+            # CPython forgets that an interrupt has ended the program if anything compiles code
+            # while it closes (an `exec` in any thread); it then exits with 1.
+            codes = {code, 1} if code == -signal.SIGINT else {code}
+            assert process.returncode in codes, said
             assert word in said
 
 
