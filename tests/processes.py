@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import queue
+import random
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -113,6 +115,30 @@ def all_ended(pids: list[int], timeout_s: float) -> bool:
             if not select.select([descriptor], [], [], left)[0]:
                 return False
     return True
+
+
+def quiet_port() -> int:
+    """A free port whose successor is free too, as a broker that is told its port takes both.
+
+    It lies below the ports that the system gives to connections and to those who ask for any: with
+    one of those, another test's connection may have it before the broker.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(100):
+        port = random.randrange(20_000, lowest - 1)
+        try:
+            with socket.socket() as first, socket.socket() as second:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port + 1))
+        except OSError:
+            continue
+        return port
+    pytest.fail(f"100 pairs of ports tried below {lowest}, and none is free")
+
+
+def free_address() -> str:
+    """An address at which nobody listens, nor will unless told so."""
+    return f"tcp://127.0.0.1:{quiet_port()}"
 
 
 def program(folder: Path, text: str, name: str = "train.py") -> str:

@@ -5,8 +5,7 @@ message. Here the loop watches the socket's file descriptor and reads without bl
 measured on pyzmq 27 with libzmq 4.3.5:
 
 - the descriptor is edge-triggered, and a send may swallow its wake-up: after each send the socket
-is
-  looked at again, once per loop turn;
+  is looked at again, once per loop turn;
 - a receive that is cancelled may lose a message: nothing here awaits a receive.
 """
 
@@ -20,6 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
+
+# pyzmq imports it within the first send without a copy. That import evaluates text, after which
+# CPython forgets that an interrupt has ended the program: it exits with 1, not by SIGINT.
+import zmq.utils.garbage
 
 from zkv.errors import ConfigError
 from zkv.wire import CONTROL_BYTES_MAX, PAYLOAD_BYTES_MAX

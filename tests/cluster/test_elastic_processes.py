@@ -26,14 +26,14 @@ SERVED_S = 2.5
 """By when a process with a dead one's name is let in: three beats, and some more."""
 
 TRAINS = """
-import os, time, numpy as np, zkv
+import os, signal, numpy as np, zkv
 with zkv.connect() as worker:
     worker.init({"w": np.zeros(3, np.float32)})
     for turn in range(12):
         with worker.batch() as batch:
             if turn == 3 and worker.rank == 1:
                 print("in mid-batch:", os.getpid(), flush=True)
-                time.sleep(60)
+                signal.pause()
             if turn == 4:
                 print("goes on at version", batch.version, flush=True)
             batch.push("w", -np.ones(3, np.float32))
@@ -42,7 +42,7 @@ with zkv.connect() as worker:
 """
 
 ONE_NAME = """
-import os, sys, time, numpy as np, zkv
+import os, signal, sys, numpy as np, zkv
 try:
     with zkv.connect() as worker:
         print("let in as", worker.rank, flush=True)
@@ -50,7 +50,7 @@ try:
         with worker.batch() as batch:
             print("begins at version", batch.version, "pid", os.getpid(), flush=True)
             if "--stay" in sys.argv:
-                time.sleep(60)
+                signal.pause()
             batch.push("w", -np.ones(3, np.float32))
         print("outcome", batch.wait(), flush=True)
 except zkv.ZkvError as error:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from processes import all_ended, launched, program
+from processes import all_ended, free_address, launched, program
 
 pytestmark = [
     pytest.mark.cluster,
@@ -45,17 +45,12 @@ while True:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 # --- ending ----------------------------------------------------------------------------------
 
 
 def test_a_signal_ends_up_and_the_port_is_free_at_once():
-    bind = f"tcp://127.0.0.1:{free_port()}"
+    """D38: nothing is left of broker and servers, and the next `up` has the same ports."""
+    bind = free_address()
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         with launched("up", "--servers", "2", "--bind", bind) as up:
             up.line(r"2 servers are in; policy bsp; broker at " + re.escape(bind))
@@ -75,6 +70,7 @@ def test_a_signal_ends_up_and_the_port_is_free_at_once():
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_reaches_the_workers_and_ends_a_run(tmp_path, number, code):
+    """D38: broker, servers and workers end with the launcher that was told to."""
     script = program(tmp_path, WAITS)
     with launched("run", "-n", "2", "--servers", "2", script) as run:
         run.line(r"\[worker [01]\] ready")
@@ -87,6 +83,7 @@ def test_a_signal_reaches_the_workers_and_ends_a_run(tmp_path, number, code):
 
 
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path):
+    """D38: SIGKILL gives the launcher no chance to tell its children; they end all the same."""
     script = program(tmp_path, WAITS)
     with launched("run", "-n", "2", "--servers", "2", script) as run:
         run.line(r"\[worker [01]\] ready")
@@ -116,6 +113,7 @@ def test_a_worker_that_does_not_listen_is_ended_too(tmp_path, number):
 
 @pytest.mark.parametrize("command", ["up", "broker", "run"])
 def test_a_port_in_use_is_named_before_anything_else_starts(command, tmp_path):
+    """D29: the address and "in use", an exit code, and nothing half started."""
     script = program(tmp_path, "print('never')")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -131,6 +129,7 @@ def test_a_port_in_use_is_named_before_anything_else_starts(command, tmp_path):
 
 
 def test_two_jobs_run_side_by_side(tmp_path):
+    """D29: port 0 takes any two that are free."""
     script = program(
         tmp_path,
         "import sys, numpy as np, zkv\n"
@@ -211,8 +210,8 @@ def test_a_broker_that_dies_ends_the_run(tmp_path):
 
 
 def test_the_order_of_the_start_does_not_matter(tmp_path):
-    """Worker, a broker that dies, server, broker: each says what it waits for, and all come in."""
-    address = f"tcp://127.0.0.1:{free_port()}"
+    """D32: worker, a broker that dies, server, broker: each says whom it waits for; all come in."""
+    address = free_address()
     script = program(
         tmp_path,
         "import logging, zkv\n"
@@ -246,7 +245,7 @@ def test_the_order_of_the_start_does_not_matter(tmp_path):
 
 
 def test_a_server_gives_up_on_a_broker_that_is_not_there():
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = free_address()
     with launched("server", "--broker", address, "--connect-timeout", "0.3") as server:
         assert server.end() == 1
         assert "zkv server: error: waiting for broker: nothing has answered" in server.text

@@ -15,6 +15,7 @@ import pytest
 import zmq
 from crew import all_begun, crew, end, ones, version, work, zeros
 from harness import Cluster, cluster, until
+from processes import free_address
 
 from zkv.aio import AsyncWorker, connect
 from zkv.errors import BrokerLost, ClusterNotReady, ConfigError, ServerLost, ZkvError
@@ -25,13 +26,6 @@ from zkv_net.loop import address_toward, advertised, term_number
 from zkv_net.sockets import bind, join_address, new_socket, split_address
 
 SGD = "sgd:lr=1"
-
-
-def free_address() -> str:
-    """Return an address that nobody listens at just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 def has_ipv6() -> bool:
