@@ -11,6 +11,7 @@ import queue
 import random
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -100,6 +101,25 @@ def launched(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Lau
         for pid in one.session():
             os.kill(pid, signal.SIGKILL)
         one.process.wait(PATIENCE_S)
+
+
+def answer_of(
+    command: list[str], folder: Path, env: dict[str, str], timeout_s: float = PATIENCE_S
+) -> str:
+    """Run a command in a folder to its end; return what it printed. Its failure is the test's."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    said = f"{shlex.join(command)}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, said
+    return done.stdout
 
 
 def all_ended(pids: list[int], timeout_s: float) -> bool:

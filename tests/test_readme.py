@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import answer_of
 
 pytestmark = pytest.mark.source
 
@@ -110,17 +111,8 @@ def commands_of(script: str) -> Iterator[list[str]]:
 def help_of(command: list[str]) -> str:
     """What `command --help` prints; a failure of it is the test's failure."""
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-    result = subprocess.run(
-        [*command, "--help"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT_S,
-        check=False,
-    )
-    assert result.returncode == 0, f"{shlex.join(command)} --help: {result.stderr[-2000:]}"
-    return re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
+    text = answer_of([*command, "--help"], ROOT, environment, PROGRAM_TIMEOUT_S)
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def check_flags(command: list[str], arguments: list[str], text: str) -> None:
@@ -176,16 +168,7 @@ def run_program(text: str, folder: Path, environment: dict[str, str]) -> None:
     """Runs a python program of the README; what it printed is in the failure."""
     file = folder / "readme_block.py"
     file.write_text(text, "utf-8")
-    result = subprocess.run(
-        [sys.executable, str(file)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT_S,
-        check=False,
-    )
-    assert result.returncode == 0, f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    answer_of([sys.executable, str(file)], folder, environment, PROGRAM_TIMEOUT_S)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ app.add_typer(plan.app)
 app.command()(replay)
 
 
-def _load(flags: dict[tuple[str, str], Any], config: Path | None) -> Any:
+def _load(flags: o.Flags, config: Path | None) -> Any:
     from zkv_cli import logs, settings
 
     loaded = settings.load(flags, config)
@@ -77,49 +77,15 @@ def _main(
 
 
 @app.command()
-def broker(
-    bind: o.BrokerBind = None,
-    data_bind: Annotated[
-        str | None,
-        typer.Option("--data-bind", help="Where route broker takes data (default: a port higher)."),
-    ] = None,
-    advertise: o.Advertise = None,
-    servers: o.Servers = None,
-    workers: o.Workers = None,
-    policy: o.Policy = None,
-    optimizer: o.Optimizer = None,
-    staleness: o.Staleness = None,
-    min_workers: o.MinWorkers = None,
-    on_short: o.OnShort = None,
-    record: o.Record = None,
-    insecure: o.Insecure = None,
-    worker_lost: o.WorkerLost = None,
-    server_lost: o.ServerLost = None,
-    loop: o.Loop = None,
-    config: o.Config = None,
-    log_format: o.LogFormat = None,
-    log_level: o.LogLevel = None,
-) -> None:
+@o.sets(
+    broker=(
+        *(o.BROKER_BIND, o.DATA_BIND, o.ADVERTISE, o.SERVERS, o.WORKERS, *o.TRAINING),
+        *(o.RECORD, o.INSECURE, *o.LOST, o.LOOP),
+    ),
+    log=o.LOG,
+)
+def broker(flags: o.Flags, config: o.Config = None) -> None:
     """Run a broker: it lets members in, and decides when contributions become an update."""
-    flags = {
-        ("broker", "bind"): bind,
-        ("broker", "data_bind"): data_bind,
-        ("broker", "advertise"): advertise,
-        ("broker", "servers"): servers,
-        ("broker", "workers"): workers,
-        ("broker", "policy"): policy,
-        ("broker", "optimizer"): optimizer,
-        ("broker", "staleness"): staleness,
-        ("broker", "min_workers"): min_workers,
-        ("broker", "on_short"): on_short,
-        ("broker", "record"): record,
-        ("broker", "insecure"): insecure,
-        ("broker", "worker_lost_s"): worker_lost,
-        ("broker", "server_lost_s"): server_lost,
-        ("broker", "loop"): loop,
-        ("log", "format"): log_format,
-        ("log", "level"): log_level,
-    }
     with reporting("broker"):
         settings = _load(flags, config)
         from zkv_cli.roles import run_broker
@@ -128,49 +94,16 @@ def broker(
 
 
 @app.command()
-def server(
-    broker: o.Join = None,
-    bind: Annotated[
-        str | None,
-        typer.Option(
-            "--bind", help="Where it takes data (default: tcp://127.0.0.1:0, a free port)."
-        ),
-    ] = None,
-    advertise: o.Advertise = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Its name in messages (default: host and pid).")
-    ] = None,
-    budget: o.Budget = None,
-    connect_timeout: Annotated[
-        float | None,
-        typer.Option("--connect-timeout", help="How long to wait for the broker, in seconds."),
-    ] = None,
-    broker_lost: Annotated[
-        float | None,
-        typer.Option("--broker-lost", help="Silence that makes the broker lost, in seconds."),
-    ] = None,
-    record: o.Record = None,
-    insecure: o.Insecure = None,
-    loop: o.Loop = None,
-    config: o.Config = None,
-    log_format: o.LogFormat = None,
-    log_level: o.LogLevel = None,
-) -> None:
+@o.sets(
+    join=(o.JOIN,),
+    server=(
+        *(o.SERVER_BIND, o.ADVERTISE, o.NAME, o.BUDGET, o.CONNECT_TIMEOUT, o.BROKER_LOST),
+        *(o.RECORD, o.INSECURE, o.LOOP),
+    ),
+    log=o.LOG,
+)
+def server(flags: o.Flags, config: o.Config = None) -> None:
     """Run a server: it holds a shard of the model and joins a broker."""
-    flags = {
-        ("join", "broker"): broker,
-        ("server", "bind"): bind,
-        ("server", "advertise"): advertise,
-        ("server", "name"): name,
-        ("server", "budget"): budget,
-        ("server", "connect_timeout_s"): connect_timeout,
-        ("server", "broker_lost_s"): broker_lost,
-        ("server", "record"): record,
-        ("server", "insecure"): insecure,
-        ("server", "loop"): loop,
-        ("log", "format"): log_format,
-        ("log", "level"): log_level,
-    }
     with reporting("server"):
         settings = _load(flags, config)
         address = _broker_named(settings)
@@ -180,41 +113,16 @@ def server(
 
 
 @app.command()
-def up(
-    servers: o.Servers = None,
-    policy: o.Policy = None,
-    optimizer: o.Optimizer = None,
-    staleness: o.Staleness = None,
-    min_workers: o.MinWorkers = None,
-    on_short: o.OnShort = None,
-    record: o.Record = None,
-    workers: o.Workers = None,
-    bind: o.BrokerBind = None,
-    advertise: o.Advertise = None,
-    insecure: o.Insecure = None,
-    worker_lost: o.WorkerLost = None,
-    server_lost: o.ServerLost = None,
-    budget: o.Budget = None,
-    loop: o.Loop = None,
-    config: o.Config = None,
-    log_format: o.LogFormat = None,
-    log_level: o.LogLevel = None,
-) -> None:
+@o.sets(
+    broker=(
+        *(o.SERVERS, *o.TRAINING, o.RECORD, o.WORKERS, o.BROKER_BIND, o.ADVERTISE),
+        *(o.INSECURE, *o.LOST, o.LOOP),
+    ),
+    server=(o.BUDGET, o.LOOP),
+    log=o.LOG,
+)
+def up(flags: o.Flags, config: o.Config = None) -> None:
     """Run a broker and its servers on this machine, until Ctrl-C, and print how to join them."""
-    flags = _cluster_flags(
-        servers, policy, optimizer, staleness, record, workers, bind, advertise, insecure
-    )
-    flags |= {
-        ("broker", "min_workers"): min_workers,
-        ("broker", "on_short"): on_short,
-        ("broker", "worker_lost_s"): worker_lost,
-        ("broker", "server_lost_s"): server_lost,
-        ("server", "budget"): budget,
-        ("broker", "loop"): loop,
-        ("server", "loop"): loop,
-        ("log", "format"): log_format,
-        ("log", "level"): log_level,
-    }
     with reporting("up"):
         settings = _load(flags, config)
         from zkv_cli.launch import run_up
@@ -222,74 +130,43 @@ def up(
         raise SystemExit(run_up(settings))
 
 
-def _cluster_flags(
-    servers: int | None,
-    policy: str | None,
-    optimizer: str | None,
-    staleness: str | None,
-    record: str | None,
-    workers: int | None,
-    bind: str | None,
-    advertise: str | None,
-    insecure: bool | None,
-) -> dict[tuple[str, str], Any]:
-    return {
-        ("broker", "servers"): servers,
-        ("broker", "policy"): policy,
-        ("broker", "optimizer"): optimizer,
-        ("broker", "staleness"): staleness,
-        ("broker", "record"): record,
-        ("broker", "workers"): workers,
-        ("broker", "bind"): bind,
-        ("broker", "advertise"): advertise,
-        ("broker", "insecure"): insecure,
-    }
-
-
 @app.command(context_settings={"allow_interspersed_args": False})
+@o.sets(
+    join=(o.JOIN_OR_START,),
+    run=o.RUN,
+    broker=(o.SERVERS, *o.TRAINING, o.RECORD, o.BROKER_BIND, o.ADVERTISE, o.INSECURE),
+    log=o.LOG,
+)
 def run(
+    flags: o.Flags,
     command: Annotated[
         list[str],
         typer.Argument(metavar="COMMAND...", help="A .py file or a program, and its arguments."),
     ],
-    count: o.Count = 1,
-    broker: o.JoinOrStart = None,
-    first_rank: o.FirstRank = 0,
-    world: o.World = None,
-    report: o.Report = False,
-    as_json: o.ReportJson = False,
-    report_dir: o.ReportDir = None,
-    grace: o.Grace = None,
-    narrate_after: o.NarrateAfter = None,
-    stall_timeout: o.StallTimeout = None,
-    servers: o.Servers = None,
-    policy: o.Policy = None,
-    optimizer: o.Optimizer = None,
-    staleness: o.Staleness = None,
-    min_workers: o.MinWorkers = None,
-    on_short: o.OnShort = None,
-    record: o.Record = None,
-    bind: o.BrokerBind = None,
-    advertise: o.Advertise = None,
-    insecure: o.Insecure = None,
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=1, max=65_535, help="How many workers to start.")
+    ] = 1,
+    first_rank: Annotated[
+        int, typer.Option(min=0, help="RANK of the first worker of this machine.")
+    ] = 0,
+    world: Annotated[
+        int | None, typer.Option(min=1, help="WORLD_SIZE (default: first rank + count).")
+    ] = None,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="End with a table of what each worker's time has gone into."),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="End with that report as JSON, alone on standard output."),
+    ] = False,
+    report_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder that workers find in ZKV_REPORT, for files that stay."),
+    ] = None,
     config: o.Config = None,
-    log_format: o.LogFormat = None,
-    log_level: o.LogLevel = None,
 ) -> None:
     """Run workers, and a broker with servers for them unless a broker is named."""
-    flags = _cluster_flags(
-        servers, policy, optimizer, staleness, record, None, bind, advertise, insecure
-    )
-    flags |= {
-        ("broker", "min_workers"): min_workers,
-        ("broker", "on_short"): on_short,
-        ("join", "broker"): broker,
-        ("run", "grace_s"): grace,
-        ("run", "narrate_after_s"): narrate_after,
-        ("run", "stall_timeout_s"): stall_timeout,
-        ("log", "format"): log_format,
-        ("log", "level"): log_level,
-    }
     with reporting("run"):
         settings = _load(flags, config)
         from zkv_cli.launch import Job, run_job
@@ -305,15 +182,16 @@ Timeout = Annotated[
 
 
 @app.command()
+@o.sets(join=(o.ASKED,))
 def status(
-    broker: o.Asked = None,
+    flags: o.Flags,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout: Timeout = 5.0,
     config: o.Config = None,
 ) -> None:
     """Say how a cluster stands: policy, version, servers, workers and what each waits for."""
     with reporting("status"):
-        address = _broker_asked(_load({("join", "broker"): broker}, config))
+        address = _broker_asked(_load(flags, config))
         from zkv_cli.ask import ask_status
         from zkv_cli.tables import as_text
 
@@ -327,11 +205,12 @@ def status(
 
 
 @app.command(name="set")
+@o.sets(join=(o.ASKED,))
 def set_(
+    flags: o.Flags,
     changes: Annotated[
         list[str], typer.Argument(metavar="NAME=VALUE...", help="Such as lr=0.01 or policy=ssp:2.")
     ],
-    broker: o.Asked = None,
     timeout: Timeout = 5.0,
     config: o.Config = None,
 ) -> None:
@@ -341,16 +220,17 @@ def set_(
         from zkv_cli.settings import live_changes
 
         pairs = live_changes(changes)
-        address = _broker_asked(_load({("join", "broker"): broker}, config))
+        address = _broker_asked(_load(flags, config))
         for name, value in pairs:
             version = ask_change(address, name, value, timeout)
             typer.echo(f"{name}={value} from version {version} on")
 
 
 @app.command()
+@o.sets(join=(o.ASKED,))
 def export(
+    flags: o.Flags,
     file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
-    broker: o.Asked = None,
     timeout: Timeout = 60.0,
     config: o.Config = None,
 ) -> None:
@@ -360,7 +240,7 @@ def export(
     front. The file is complete or not there: it is renamed once it is written.
     """
     with reporting("export"):
-        address = _broker_asked(_load({("join", "broker"): broker}, config))
+        address = _broker_asked(_load(flags, config))
         from zkv_cli.export import write_model
 
         version, keys, size = write_model(address, file, timeout)

@@ -1,140 +1,197 @@
-"""The options that several commands have, with their help. Defaults are the settings' own."""
+"""The options that set settings: each is declared once, with its help and the key that it sets.
+
+A command names the options of each section that it takes, and gets what was typed as flags.
+Defaults are the settings' own.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Option = typer.Option
+Flags = dict[tuple[str, str], Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option that sets the key `key` of one section, or of several. Not given: None."""
+
+    key: str
+    kind: Any
+    names: tuple[str, ...]
+    help: str
+
+    def parameter(self) -> inspect.Parameter:
+        """Return the parameter that Typer reads."""
+        return inspect.Parameter(
+            self.key,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=typer.Option(None, *self.names, help=self.help),
+            annotation=self.kind | None,
+        )
+
+
+def sets(**sections: Sequence[Setting]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these sections; it gets `flags`: (section, key) to value."""
+    keys: dict[str, list[tuple[str, str]]] = {}
+    settings: dict[str, Setting] = {}
+    for section, some in sections.items():
+        for one in some:
+            settings[one.key] = one
+            keys.setdefault(one.key, []).append((section, one.key))
+
+    def with_options(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def command(**given: Any) -> None:
+            flags = {place: given.pop(key) for key, places in keys.items() for place in places}
+            body(flags=flags, **given)
+
+        own = [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, one in inspect.signature(body, eval_str=True).parameters.items()
+            if name != "flags"
+        ]
+        parameters = [*own, *(one.parameter() for one in settings.values())]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        return command
+
+    return with_options
+
 
 Config = Annotated[
-    Path | None, Option("--config", help="Settings as TOML (default: ./zkv.toml if there is one).")
-]
-LogFormat = Annotated[str | None, Option("--log-format", help="text or json (default: text).")]
-LogLevel = Annotated[
-    str | None, Option("--log-level", help="debug, info, warning or error (default: info).")
-]
-Join = Annotated[
-    str | None,
-    Option("--broker", help="The broker's address, tcp://HOST:PORT (default: ZKV_BROKER)."),
-]
-Asked = Annotated[
-    str | None,
-    Option("--broker", help="The broker's address (default: ZKV_BROKER, else this machine's)."),
-]
-BrokerBind = Annotated[
-    str | None,
-    Option("--bind", help="Where the broker listens; port 0 is any free one."),
-]
-Servers = Annotated[
-    int | None, Option("--servers", help="How many servers hold the model (default: 1).")
-]
-Workers = Annotated[
-    int | None,
-    Option("--workers", help="No first batch begins before so many workers are here."),
-]
-MinWorkers = Annotated[
-    int | None,
-    Option("--min-workers", help="With fewer workers, lost ones missing, no batch begins."),
-]
-OnShort = Annotated[
-    str | None,
-    Option("--on-short", help="When a lost worker makes it too few: wait (default) or fail."),
-]
-Policy = Annotated[
-    str | None,
-    Option("--policy", help="When contributions become an update: bsp, asp, ssp:2, k-bsp:2, ..."),
-]
-Optimizer = Annotated[
-    str | None,
-    Option("--optimizer", help="What servers do with gradients, such as momentum:lr=0.05."),
-]
-Staleness = Annotated[
-    str | None,
-    Option(
-        "--staleness",
-        help="What happens to gradients that are some updates old: none, scale, dc:0.04, drop:5.",
-    ),
-]
-Record = Annotated[
-    str | None,
-    Option(
-        "--record",
-        help="Folder in which all that is heard is written down, for zkv replay, and for "
-        "zkv simulate --trace.",
-    ),
-]
-Advertise = Annotated[
-    str | None, Option("--advertise", help="The host or address that others reach this one at.")
-]
-Insecure = Annotated[
-    bool | None,
-    Option(
-        "--insecure",
-        help="Allow a bind that others reach; traffic is neither encrypted nor authenticated.",
-    ),
-]
-WorkerLost = Annotated[
-    float | None,
-    Option(
-        "--worker-lost-s", "--worker-lost", help="Silence that makes a worker gone, in seconds."
-    ),
-]
-ServerLost = Annotated[
-    float | None,
-    Option(
-        "--server-lost-s", "--server-lost", help="Silence that makes a server lost, in seconds."
-    ),
-]
-Budget = Annotated[
-    str | None,
-    Option("--budget", help="Room for contributions that wait, such as 2GiB; 0: no limit."),
-]
-Loop = Annotated[
-    str | None, Option("--loop", help="Event loop: auto, asyncio or uvloop (default: auto).")
-]
-Count = Annotated[
-    int, Option("-n", "--count", min=1, max=65_535, help="How many workers to start.")
-]
-JoinOrStart = Annotated[
-    str | None,
-    Option("--broker", help="Join this broker (or ZKV_BROKER's) instead of starting one."),
-]
-FirstRank = Annotated[
-    int, Option("--first-rank", min=0, help="RANK of the first worker of this machine.")
-]
-World = Annotated[
-    int | None, Option("--world", min=1, help="WORLD_SIZE (default: first rank + count).")
-]
-Report = Annotated[
-    bool, Option("--report", help="End with a table of what each worker's time has gone into.")
-]
-ReportJson = Annotated[
-    bool,
-    Option("--json", help="End with that report as JSON, alone on standard output."),
-]
-ReportDir = Annotated[
     Path | None,
-    Option("--report-dir", help="Folder that workers find in ZKV_REPORT, for files that stay."),
+    typer.Option("--config", help="Settings as TOML (default: ./zkv.toml if there is one)."),
 ]
-Grace = Annotated[
-    float | None, Option("--grace", help="Seconds that workers may go on once one has failed.")
-]
-NarrateAfter = Annotated[
-    float | None,
-    Option(
-        "--narrate-after",
-        help="Seconds of a wait after which a worker logs why it waits, then every 5 s "
+LOG = (
+    Setting("format", str, ("--log-format",), "text or json (default: text)."),
+    Setting("level", str, ("--log-level",), "debug, info, warning or error (default: info)."),
+)
+
+JOIN = Setting(
+    "broker", str, ("--broker",), "The broker's address, tcp://HOST:PORT (default: ZKV_BROKER)."
+)
+ASKED = Setting(
+    "broker",
+    str,
+    ("--broker",),
+    "The broker's address (default: ZKV_BROKER, else this machine's).",
+)
+JOIN_OR_START = Setting(
+    "broker", str, ("--broker",), "Join this broker (or ZKV_BROKER's) instead of starting one."
+)
+
+BROKER_BIND = Setting("bind", str, ("--bind",), "Where the broker listens; port 0 is any free one.")
+SERVER_BIND = Setting(
+    "bind", str, ("--bind",), "Where it takes data (default: tcp://127.0.0.1:0, a free port)."
+)
+DATA_BIND = Setting(
+    "data_bind", str, ("--data-bind",), "Where route broker takes data (default: a port higher)."
+)
+ADVERTISE = Setting(
+    "advertise", str, ("--advertise",), "The host or address that others reach this one at."
+)
+INSECURE = Setting(
+    "insecure",
+    bool,
+    ("--insecure",),
+    "Allow a bind that others reach; traffic is neither encrypted nor authenticated.",
+)
+NAME = Setting("name", str, ("--name",), "Its name in messages (default: host and pid).")
+
+SERVERS = Setting("servers", int, ("--servers",), "How many servers hold the model (default: 1).")
+WORKERS = Setting(
+    "workers", int, ("--workers",), "No first batch begins before so many workers are here."
+)
+RECORD = Setting(
+    "record",
+    str,
+    ("--record",),
+    "Folder in which all that is heard is written down, for zkv replay, and for "
+    "zkv simulate --trace.",
+)
+TRAINING = (
+    Setting(
+        "policy",
+        str,
+        ("--policy",),
+        "When contributions become an update: bsp, asp, ssp:2, k-bsp:2, ...",
+    ),
+    Setting(
+        "optimizer",
+        str,
+        ("--optimizer",),
+        "What servers do with gradients, such as momentum:lr=0.05.",
+    ),
+    Setting(
+        "staleness",
+        str,
+        ("--staleness",),
+        "What happens to gradients that are some updates old: none, scale, dc:0.04, drop:5.",
+    ),
+    Setting(
+        "min_workers",
+        int,
+        ("--min-workers",),
+        "With fewer workers, lost ones missing, no batch begins.",
+    ),
+    Setting(
+        "on_short",
+        str,
+        ("--on-short",),
+        "When a lost worker makes it too few: wait (default) or fail.",
+    ),
+)
+"""What a broker is told of the training."""
+
+LOST = (
+    Setting(
+        "worker_lost_s",
+        float,
+        ("--worker-lost-s", "--worker-lost"),
+        "Silence that makes a worker gone, in seconds.",
+    ),
+    Setting(
+        "server_lost_s",
+        float,
+        ("--server-lost-s", "--server-lost"),
+        "Silence that makes a server lost, in seconds.",
+    ),
+)
+BROKER_LOST = Setting(
+    "broker_lost_s", float, ("--broker-lost",), "Silence that makes the broker lost, in seconds."
+)
+CONNECT_TIMEOUT = Setting(
+    "connect_timeout_s",
+    float,
+    ("--connect-timeout",),
+    "How long to wait for the broker, in seconds.",
+)
+BUDGET = Setting(
+    "budget", str, ("--budget",), "Room for contributions that wait, such as 2GiB; 0: no limit."
+)
+LOOP = Setting("loop", str, ("--loop",), "Event loop: auto, asyncio or uvloop (default: auto).")
+
+RUN = (
+    Setting("grace_s", float, ("--grace",), "Seconds that workers may go on once one has failed."),
+    Setting(
+        "narrate_after_s",
+        float,
+        ("--narrate-after",),
+        "Seconds of a wait after which a worker logs why it waits, then every 5 s "
         "(default: ZKV_NARRATE_AFTER_S, else 2).",
     ),
-]
-StallTimeout = Annotated[
-    float | None,
-    Option(
-        "--stall-timeout",
-        help="Seconds after which a wait is an error that names who is missing "
+    Setting(
+        "stall_timeout_s",
+        float,
+        ("--stall-timeout",),
+        "Seconds after which a wait is an error that names who is missing "
         "(default: ZKV_WAIT_TIMEOUT_S, else 600).",
     ),
-]
+)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import answer_of
 from test_readme import README, blocks_of, commands_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.source]
@@ -76,17 +77,8 @@ def test_the_commands_work_in_the_order_of_the_readme(running, tmp_path):
     (tmp_path / "train.py").write_text(program())
     told: dict[str, str] = {}
     for command in commands:
-        result = subprocess.run(
-            started(command),
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
-        told[command[1]] = result.stdout
+        answer = answer_of(started(command), tmp_path, environment, PATIENCE_S)
+        told[command[1]] = answer
     assert told.keys() == {"run", "status", "set", "export"}
     assert told["run"].count("'committed': 320") == 3
     status = json.loads(told["status"])
@@ -98,14 +90,5 @@ def test_the_commands_work_in_the_order_of_the_readme(running, tmp_path):
 def test_the_simulator_and_the_calculator_answer(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ZKV_")}
     for command in commands_of(block_that_begins("zkv", "simulate")):
-        result = subprocess.run(
-            started(command),
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
-        assert result.stdout
+        answer = answer_of(started(command), tmp_path, environment, PATIENCE_S)
+        assert answer
