@@ -1,0 +1,142 @@
+"""What a codec is: a frozen value whose stages turn a small value, `Packed`, into another.
+
+An array to be sent begins as a dense `Packed`: flat float32 `values`, nothing else. A sparsifier
+leaves fewer values and says where they belong, a quantizer turns values into codes with scales, and
+so on; decoding goes the same way back. A codec keeps no state: what it has to remember (a residual,
+a warm start) goes in and comes out, so that its owner can adopt it or roll it back. Kernels come in
+as a `Backend`, chance as a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from zkv.dtypes import Array
+from zkv_codecs.backend import Backend
+
+State = tuple[Array, ...]
+"""What a codec has to remember between two encodings of one block; never written to in place."""
+
+ELEMENTS_MAX = 2**31 - 1
+"""Elements in one array: counts and positions fit in an int32 on every device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One array on its way through a codec. All arrays are flat and C-contiguous."""
+
+    values: Array
+    """float32 values, or a quantizer's codes."""
+    shape: tuple[int, ...]
+    """Of the dense array."""
+    indices: Array | None = None
+    """Positions of the values in the flat dense array: uint32, strictly ascending. None: all."""
+    scales: Array | None = None
+    """What a quantizer needs to decode: float32."""
+    seed: int = 0
+    """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
+
+    @property
+    def size(self) -> int:
+        """Elements of the dense array."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+def dense(array: Array) -> Packed:
+    """Return an array as a codec takes it: flat, float32, native byte order.
+
+    A view where that is possible; anything else (strided, big-endian, float16, float64) is
+    converted. NaN and Inf pass: whether they may be sent is decided before.
+
+    Raises:
+        TypeError: not a floating-point array.
+        ValueError: more than 2**31 - 1 elements.
+    """
+    if array.dtype.kind != "f":
+        raise TypeError(f"a codec takes floating-point arrays, not {array.dtype}")
+    if array.size > ELEMENTS_MAX:
+        raise ValueError(f"{array.size} elements in one array; cut it: {ELEMENTS_MAX} at most")
+    with np.errstate(over="ignore"):
+        flat = array.reshape(-1).astype(np.float32, order="C", copy=False)
+    return Packed(flat, tuple(array.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a stage puts on the wire for a given count of values that go in."""
+
+    dtype: np.dtype
+    """Of the values that come out."""
+    values: int
+    scales: int = 0
+
+
+class Stage:
+    """One step of a codec: a frozen dataclass, equal if its parameters are.
+
+    `encode` must not change what it is given, and must give the same bits for the same input, seed
+    and state, on every backend and however many threads run. `decode` undoes it as well as it can.
+    """
+
+    kind: ClassVar[str]
+    """"sparsify", "quantize", "lowrank" or "lossless": which stages may follow which."""
+    biased: ClassVar[bool] = True
+    """Whether the mean of many encodings differs from what was given: error feedback wanted."""
+
+    @property
+    def text(self) -> str:
+        """The text that `zkv_codecs.spec` reads as this stage."""
+        raise NotImplementedError
+
+    def start(self, shape: Sequence[int]) -> State:
+        """Return the first state, for arrays of this shape."""
+        return ()
+
+    def encode(
+        self, packed: Packed, state: State, seed: int, backend: Backend
+    ) -> tuple[Packed, State]:
+        """Return what is sent instead of `packed`, and the next state."""
+        raise NotImplementedError
+
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """Return what `encode` was given, as well as can be known: float32 values."""
+        raise NotImplementedError
+
+    def encode_residual(
+        self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
+    ) -> tuple[Packed, Array, State]:
+        """Encode `packed` + residual, and return what was sent and the new residual beside it.
+
+        The new residual is what was given less what `decode` gives, of the size of
+        `packed.values`. Stages override this where one kernel does it all in one pass.
+        """
+        values = packed.values if residual is None else packed.values + residual
+        sent, state = self.encode(replace(packed, values=values), state, seed, backend)
+        return sent, values - self.decode(sent, backend).values, state
+
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """Add weight · decode(packed) to `total`, in place: float32 or float64, flat and dense.
+
+        Each product is rounded to the dtype of `total` and then added, as `zkv.sums.weighted` and
+        an addition do, so that a fused kernel gives the same bits.
+        """
+        decoded = self.decode(packed, backend).values.astype(total.dtype, copy=False)
+        total += decoded if weight == 1.0 else decoded * total.dtype.type(weight)
+
+    def sizes(self, count: int) -> Sizes:
+        """Return what is sent for `count` values; a receiver refuses anything else."""
+        raise NotImplementedError
+
+    def restore(self, now: State, old: State, new: State) -> State:
+        """Return the state `now` without the step that led from `old` to `new`.
+
+        By default what is remembered is only a start for the next step, and any will do.
+        """
+        return now
