@@ -298,6 +298,9 @@ async def test_the_policy_is_switched_at_a_named_version() -> None:
             assert await late.wait() == "committed"
         assert version(made) == 6
         assert await workers[2].set(policy="bsp") == {"policy": 6}
+        for worker in workers:
+            # What was granted before the switch is taken back: heard of before any later answer.
+            assert (await worker.evaluate()).version == 6
         batches = await all_begun(workers)
         for batch in batches:
             await end(batch, ones())
