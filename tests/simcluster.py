@@ -470,14 +470,14 @@ class Sim:
         self.contributions[worker.session.member.incarnation, state.number] = pushed
         withdrawn = self.rng.random() < self.options.withdraw
         for key, gradient in gradients.items():
-            for bid, payload in state.packer.add(key, gradient):
-                self.feed(route, worker, s.SendBlock(state.number, bid, payload))
+            for bid, sealed in state.packer.add(key, gradient):
+                self.feed(route, worker, s.SendBlock(state.number, bid, sealed))
             if withdrawn and key == "b":
                 pushed.fate = s.Fate(None, "withdrawn")
                 self.feed(route, worker, s.Withdraw(state.number))
                 return
-        for bid, payload in state.packer.rest():
-            self.feed(route, worker, s.SendBlock(state.number, bid, payload))
+        for bid, sealed in state.packer.rest():
+            self.feed(route, worker, s.SendBlock(state.number, bid, sealed))
         self.feed(route, worker, self._finish(worker, state, pushed))
 
     def _finish(self, worker: SimWorker, state: BatchState, pushed: Pushed | None) -> s.Finish:

@@ -233,6 +233,8 @@ class Granted(Frozen, frozen=True, tag=73):
     token: UInt
     samples: Samples | None = None
     """What to compute on; None if the model has no pool."""
+    codec: Text = "none"
+    """How to encode the gradients (a plan of `zkv_codecs.plan`)."""
 
 
 class Exhausted(Frozen, frozen=True, tag=78):

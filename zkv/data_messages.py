@@ -32,6 +32,17 @@ class Greet(Frozen, frozen=True, tag=1):
     term: UInt
 
 
+class Form(Frozen, frozen=True):
+    """What a codec's payload cannot tell by its length."""
+
+    count: UInt
+    """Values that the codec's first stage has left."""
+    coding: Name
+    """How their positions are written; "" if they are not."""
+    seed: UInt
+    """What positions are drawn from that are not written."""
+
+
 class Push(Frozen, frozen=True, tag=2):
     """Worker to server, with payload: one block of a contribution (or of initial values)."""
 
@@ -39,7 +50,10 @@ class Push(Frozen, frozen=True, tag=2):
     grant: UInt
     bid: UInt
     codec: Name
+    """The text of a chain of codecs, or "none": stored values as they are."""
     index: UInt
+    form: Form | None = None
+    """Of a payload that a codec has made."""
 
 
 class Done(Frozen, frozen=True, tag=3):

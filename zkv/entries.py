@@ -79,7 +79,8 @@ class Discard(Frozen, frozen=True, tag=7):
 
 
 class Configure(Frozen, frozen=True, tag=8):
-    """Entry: from here on commits use this optimizer (plain data of an `OptimizerSpec`)."""
+    """Entry: from here on commits use this optimizer (plain data of an `OptimizerSpec`), this rule
+    for stale gradients, and contributions come in these codecs."""
 
     optimizer: dict[str, Any]
 

@@ -13,25 +13,37 @@ import numpy as np
 from zkv.dtypes import Array
 
 
-def tree_sum(term: Callable[[int], Array | None], count: int) -> Array | None:
+def tree_sum(
+    term: Callable[[int], Array | None],
+    count: int,
+    add: Callable[[int, Array], bool] = lambda at, total: False,
+) -> Array | None:
     """Return the sum of `term(0) … term(count-1)` over the fixed tree.
 
     `term` must return a fresh array, which is added into in place, or None for a term that is zero
-    everywhere. The result is None if all terms are. Overflow follows IEEE 754 without a warning, as
-    guards against Inf and NaN stand elsewhere.
+    everywhere. `add(at, total)` may add a term to a total in place, to the same bits, and return
+    True; it saves the term an array. The result is None if all terms are. Overflow follows
+    IEEE 754 without a warning, as guards against Inf and NaN stand elsewhere.
     """
     with np.errstate(all="ignore"):
-        return _subtree(term, 0, count)
+        return _subtree(term, add, 0, count)
 
 
-def _subtree(term: Callable[[int], Array | None], start: int, stop: int) -> Array | None:
+def _subtree(
+    term: Callable[[int], Array | None],
+    add: Callable[[int, Array], bool],
+    start: int,
+    stop: int,
+) -> Array | None:
     if stop - start == 0:
         return None
     if stop - start == 1:
         return term(start)
     middle = start + (1 << ((stop - start - 1).bit_length() - 1))
-    left = _subtree(term, start, middle)
-    right = _subtree(term, middle, stop)
+    left = _subtree(term, add, start, middle)
+    if left is not None and stop - middle == 1 and add(middle, left):
+        return left
+    right = _subtree(term, add, middle, stop)
     if left is None or right is None:
         return right if left is None else left
     left += right

@@ -48,6 +48,7 @@ class BrokerConfig:
     on_short: str = "wait"
     optimizer: str | None = None
     staleness: str = "none"
+    codec: str = "none"
     insecure: bool = False
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
@@ -99,6 +100,7 @@ class Broker:
             on_short=config.on_short,
             optimizer=config.optimizer,
             staleness=config.staleness,
+            codec=config.codec,
             data_address=self.data_address,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,

@@ -24,6 +24,8 @@ class RouterConfig:
     optimizer: str | None = None
     staleness: str = "none"
     """What happens to gradients that are some updates old (text form of `zkv.staleness`)."""
+    codec: str = "none"
+    """How workers encode their gradients (text form of `zkv_codecs.plan`)."""
     data_address: str = ""
     versions_pinned_max: int = 8
     worker_lost_s: float = 10.0

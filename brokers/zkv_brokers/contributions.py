@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zkv.dtypes import Array
 from zkv.marks import Marks
 from zkv.wire import NO_BATCH, ContributionId
+from zkv_brokers.store import Payload
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Open:
 
     grant: int
     weight: float = 0.0
-    payloads: dict[int, Array] = field(default_factory=dict)
+    payloads: dict[int, Payload] = field(default_factory=dict)
     bids: frozenset[int] | None = None
     """The blocks that `Done` names; None until it has come."""
     skipped: frozenset[int] = frozenset()

@@ -15,11 +15,11 @@ from zkv import control as c
 from zkv import events as e
 from zkv.marks import Marks
 from zkv.policy import SyncPolicy
-from zkv.staleness import Staleness
 from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
 from zkv_brokers.decisions import CANCELLED, Arrival, Decisions, Pins, Tally
 from zkv_brokers.draws import Draws
+from zkv_brokers.rules import Rules
 
 
 class Group:
@@ -37,16 +37,12 @@ class Group:
         self.group = group
         self.sync = Synchronizer(policy, members_min=members_min)
         self.servers = frozenset(servers)
-        self.capacity: int | None = None
-        """How many contributions fit into the smallest server's budget; None: not limited."""
+        self.rules = Rules()
         self.shortage: Callable[[], str] = str
-        self.clips = False
-        """Whether commits need the gradient's norm over all shards first."""
         self.incarnations: dict[int, int] = {}
         self.arrivals: dict[ContributionId, Arrival] = {}
         self.tallies: dict[int, Tally] = {}
         """What became of the contributions, by worker number."""
-        self.staleness = Staleness()
         self.draws = Draws()
         """The samples that go with the grants; of the model only."""
         self.version = 0
@@ -203,7 +199,7 @@ class Group:
             arrival.arrived = True
             # No update happens between arrival and application: the age is the same then.
             age = self._age(arrival.number, arrival.grant)
-            arrival.void = arrival.void or self.staleness.refuses(age)
+            arrival.void = arrival.void or self.rules.staleness.refuses(age)
             self._arrived[arrival.number, arrival.grant] = arrival.contribution
             self._decide(e.Finished(arrival.number, arrival.grant, void=bool(arrival.void)), out)
 
@@ -219,7 +215,7 @@ class Group:
         while self._queue and self._summing is None:
             action = self._queue[0]
             match action:
-                case e.Commit() if self.clips:
+                case e.Commit() if self.rules.clips:
                     self._summing = (action.version, {}, set())
                     out.log(c.Sum(self.group, action.version, self._counted(action)))
                     return
@@ -350,9 +346,10 @@ class Group:
 
     def held_because(self) -> str:
         """Return why the next grant has to wait though the policy allows it; "" if it need not."""
-        if self.capacity is not None and len(self._reserved) >= self.capacity:
+        room = self.rules.capacity
+        if room is not None and len(self._reserved) >= room:
             return (
-                f"the servers' budget has room for {self.capacity} contributions, and all of it "
+                f"the servers' budget has room for {room} contributions, and all of it "
                 "is taken; raise --budget or wait for the next update"
             )
         if self.group == MODEL and not self._pins.admits(self.version):
@@ -368,7 +365,7 @@ class Group:
         self._current[start.worker] = start.grant
         version = self._bases[start.worker, start.grant] = self.version
         # Delay compensation needs the servers to keep what every grant was computed on.
-        known = self._holds.get(incarnation) == version and not self.staleness.compensation
+        known = self._holds.get(incarnation) == version and not self.rules.staleness.compensation
         follow = self.group == MODEL and not known
         if follow:
             self._pins.by_grant[incarnation, self.group, start.grant] = version
@@ -386,6 +383,7 @@ class Group:
             kids=[],
             token=0,
             samples=samples,
+            codec=self.rules.codec,
         )
         out.tell(incarnation, message)
 

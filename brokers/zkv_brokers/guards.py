@@ -9,31 +9,40 @@ import numpy as np
 
 from zkv import data_messages as d
 from zkv.dtypes import Array, all_finite
+from zkv.errors import ProtocolError
 from zkv.wire import SEEDS, BlockSpec
-from zkv_brokers.store import Store, spans
+from zkv_brokers.store import Payload, Store, spans
+from zkv_codecs.frames import from_payload
 
 Problem = tuple[str | int, str]
 """A key, and why the contribution is refused because of it."""
 
 
-def check_push(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Problem | None:
-    """Return (key, reason) if a block must be refused, None if it may count.
+def admit(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Payload | Problem:
+    """Return a block as it is kept, or (key, reason) if it must be refused.
 
-    `payload` has the block's bytes as flat uint8. Initial values may have NaN and any dtype.
+    `payload` has the block's bytes as flat uint8. Initial values may have NaN and any dtype, and
+    come without a codec.
     """
     layout = store.layout
     first = layout.entries[block.segments[0].kid].spec
-    if message.codec != "none":
-        return first.key, f"codec {message.codec!r} is not known to server {block.server}"
+    seeds = message.contribution.group == SEEDS
+    if message.form is not None and not seeds and layout.dtype(block).floating:
+        try:
+            return from_payload(message.codec, message.form, aligned(payload), (block.size,))
+        except ProtocolError as error:
+            return first.key, str(error)
+    if message.codec != "none" or message.form is not None:
+        return first.key, f"codec {message.codec!r} cannot be used for {first.dtype} or at init"
     bytes_expected = layout.block_bytes(block)
     if payload.nbytes != bytes_expected:
         return first.key, f"{payload.nbytes} bytes where block {block.bid} has {bytes_expected}"
-    if message.contribution.group == SEEDS:
-        return None
-    return _check_values(store, block, aligned(payload))
+    stored = aligned(payload).view(layout.dtype(block).stored)
+    problem = None if seeds else _check_values(store, block, stored)
+    return stored if problem is None else problem
 
 
-def _check_values(store: Store, block: BlockSpec, payload: Array) -> Problem | None:
+def _check_values(store: Store, block: BlockSpec, stored: Array) -> Problem | None:
     layout, kid = store.layout, block.segments[0].kid
     dtype, rule = layout.dtype(block), store.spec_for(kid).rule.name
     if not dtype.floating and rule != "assign":
@@ -41,7 +50,6 @@ def _check_values(store: Store, block: BlockSpec, payload: Array) -> Problem | N
             layout.entries[kid].spec.key,
             f"rule {rule} cannot update {dtype.name}; initialise the key with rule='assign'",
         )
-    stored = payload.view(dtype.stored)
     for segment, start, stop in spans(block):
         spec = layout.entries[segment.kid].spec
         if not spec.allow_nan and not all_finite(stored[start:stop], dtype):

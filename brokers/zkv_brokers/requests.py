@@ -17,6 +17,7 @@ from zkv_brokers import reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
+from zkv_codecs.plan import plan
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -107,10 +108,17 @@ def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
         case "staleness":
             router.staleness = staleness(message.value)
             if router.groups.model is not None:
-                router.groups.model.staleness = router.staleness
+                router.groups.model.rules.staleness = router.staleness
+            router.log_configuration(out)
+        case "codec":
+            router.codec = plan(message.value)
+            if router.groups.model is not None:
+                router.groups.model.rules.codec = router.codec.text
             router.log_configuration(out)
         case other:
-            raise Refused(f"there is no live setting {other!r}; there are: lr, policy, staleness")
+            raise Refused(
+                f"there is no live setting {other!r}; there are: codec, lr, policy, staleness"
+            )
     version = router.groups.version
     router.hub.note("info", f"{message.setting} is {message.value} from version {version} on")
     return {"setting": message.setting, "value": message.value, "version": version}
@@ -156,7 +164,11 @@ def check_budget(router: Router, chosen: SyncPolicy) -> None:
         Refused: they have not, and its updates could never be made; both figures are named.
     """
     group = router.groups.model
-    if group is not None and group.capacity is not None and group.capacity < group.need(chosen):
+    if (
+        group is not None
+        and group.rules.capacity is not None
+        and group.rules.capacity < group.need(chosen)
+    ):
         raise Refused(budget_text(router, group, chosen))
 
 
@@ -253,6 +265,7 @@ def status(router: Router) -> dict[str, Any]:
         "policy": str(router.policy),
         "optimizer": str(router.model_spec),
         "staleness": str(router.staleness),
+        "codec": router.codec.text,
         "failed": router.failed.reason if router.failed is not None else None,
         "version": model.version if model is not None else 0,
         "log_entries": len(router.log),

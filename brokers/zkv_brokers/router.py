@@ -28,6 +28,7 @@ from zkv_brokers.hub import Note as Note
 from zkv_brokers.hub import Send as Send
 from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
+from zkv_brokers.rules import Rules
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Received as Received
@@ -35,6 +36,7 @@ from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
 from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
+from zkv_codecs.plan import plan
 
 
 class Router:
@@ -48,6 +50,7 @@ class Router:
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
+        self.codec = plan(config.codec)
         self.groups = Groups(
             self.layout,
             self.catalog,
@@ -275,9 +278,12 @@ class Router:
 
     def _prepare(self, model: Group) -> None:
         """Set what the model's group has to know before anybody is granted anything."""
-        model.capacity = requests.capacity(self)
-        model.clips = self.model_spec.clip_global_norm is not None
-        model.staleness = self.staleness
+        model.rules = Rules(
+            capacity=requests.capacity(self),
+            clips=self.model_spec.clip_global_norm is not None,
+            staleness=self.staleness,
+            codec=self.codec.text,
+        )
 
     def _begin(self, out: Decisions) -> None:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
@@ -285,7 +291,8 @@ class Router:
             return
         self.note_shortage()
         group = self.groups[MODEL]
-        if group.capacity is not None and group.capacity < group.need():
+        room = group.rules.capacity
+        if room is not None and room < group.need():
             self._fail("ConfigError", requests.budget_text(self, group, self.policy))
 
     def note_shortage(self) -> None:
@@ -378,6 +385,7 @@ class Router:
             "model": self.model_spec.to_plain(),
             "plain": self.plain_spec.to_plain(),
             "staleness": str(self.staleness),
+            "codec": self.codec.text,
             "policy": str(self.policy),
         }
         entry = c.Configure(plain)

@@ -11,6 +11,8 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
@@ -22,8 +24,9 @@ from zkv.wire import MODEL, NO_BATCH, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
-from zkv_brokers.guards import Problem, aligned, check_push
+from zkv_brokers.guards import Problem, admit
 from zkv_brokers.store import Settings, Store
+from zkv_codecs.plan import plan
 
 PARKED_BYTES_MAX = 256 * 1024 * 1024
 """How much data that is ahead of the log is kept; beyond it the worker's resend brings it again."""
@@ -181,6 +184,7 @@ class Shard:
                         staleness(plain.get("staleness", "none")),
                     )
                 )
+                plan(plain.get("codec", "none")).warm(self.store.backend)
             case c.Epoch(members=members, kept=kept):
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))
@@ -274,10 +278,12 @@ class Shard:
             block = self.layout.blocks.get(message.bid)
             if block is None or not self._is_part(name, message.bid):
                 self._void(name, held, self._no_block(name, message.bid), out)
-            elif problem := check_push(self.store, block, message, payload):
-                self._void(name, held, problem, out)
             else:
-                held.payloads[message.bid] = aligned(payload).view(self.layout.dtype(block).stored)
+                kept = admit(self.store, block, message, payload)
+                if isinstance(kept, tuple):
+                    self._void(name, held, kept, out)
+                else:
+                    held.payloads[message.bid] = kept
         self._ack(name, message.bid)
         self._report_if_held(name, held)
 
@@ -347,6 +353,7 @@ class Shard:
         held.payloads = {bid: held.payloads[bid] for bid in sorted(held.bids)}
         if name.group == SEEDS:
             for bid, payload in held.payloads.items():
+                assert isinstance(payload, np.ndarray)
                 self.store.put(self.layout.blocks[bid], payload.copy())
             self.contributions.settle(name)
         self._held.append((name, held.grant))

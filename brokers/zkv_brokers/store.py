@@ -19,9 +19,15 @@ from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.staleness import Staleness
 from zkv.sums import divided, tree_sum, weighted
 from zkv.wire import MODEL, BlockSpec, Segment
+from zkv_codecs.backend import fastest
+from zkv_codecs.feedback import Encoded
 
 PLAIN_DEFAULT = "assign"
 MODEL_DEFAULT = "sgd:lr=0.01"
+
+
+Payload = Array | Encoded
+"""What is kept of a pushed block: stored values, or what a codec has made of them."""
 
 
 @dataclass(slots=True)
@@ -49,7 +55,7 @@ class Share:
     """What one contribution says of one block: its payload (None: no key of it), skipped keys."""
 
     weight: float
-    payload: Array | None
+    payload: Payload | None
     skipped: frozenset[int]
     staleness: int = 0
     base: Array | None = None
@@ -89,6 +95,8 @@ class Store:
         self.layout = layout
         self.settings = Settings.default()
         self.blocks: dict[int, BlockState] = {}
+        self.backend = fastest()
+        """The kernels that decode."""
         self._own_rules: dict[str, OptimizerSpec] = {}
         self._rules: dict[int, tuple[OptimizerSpec, Rule, float]] = {}
 
@@ -155,16 +163,27 @@ class Store:
         mean = self.reduces_by_mean(block)
         stale = self.settings.staleness
 
+        def factor(share: Share) -> float:
+            scale = stale.factor(share.staleness) if dtype.floating else 1.0
+            return (share.weight if mean else 1.0) * scale
+
+        def add(at: int, total: Array) -> bool:
+            share = shares[at]
+            sent = share.payload
+            if not isinstance(sent, Encoded) or share.base is not None or share.skipped:
+                return False
+            sent.chain.add(sent.packed, factor(share), total, self.backend)
+            return True
+
         def term(at: int) -> Array | None:
             share = shares[at]
             if share.payload is None:
                 return None
-            wide = widen(share.payload, dtype)
+            wide = self._decoded(share.payload, dtype)
             if share.base is not None:
                 now = self._wide_values(block, dtype)
                 wide = stale.compensated(wide, now, widen(share.base, dtype))
-            scale = stale.factor(share.staleness) if dtype.floating else 1.0
-            fresh = weighted(wide, (share.weight if mean else 1.0) * scale)
+            fresh = weighted(wide, factor(share))
             for segment, start, stop in spans(block) if share.skipped else ():
                 if segment.kid in share.skipped:
                     # Whatever was sent there. Adding -0.0 changes no bit of a sum (+0.0 would turn
@@ -172,7 +191,13 @@ class Store:
                     fresh[start:stop] = -0.0
             return fresh
 
-        return tree_sum(term, len(shares))
+        return tree_sum(term, len(shares), add)
+
+    def _decoded(self, payload: Payload, dtype: DType) -> Array:
+        if not isinstance(payload, Encoded):
+            return widen(payload, dtype)
+        values = payload.chain.decode(payload.packed, self.backend).values
+        return values.astype(dtype.wide, copy=False)
 
     def _wide_values(self, block: BlockSpec, dtype: DType) -> Array:
         state = self.blocks[block.bid]

@@ -27,6 +27,7 @@ class Int8(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
+    families: ClassVar[tuple[str, ...]] = ("ints",)
     block: int = BLOCK
 
     @property

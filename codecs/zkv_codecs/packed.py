@@ -39,6 +39,13 @@ class Packed:
     """What a quantizer needs to decode: float32."""
     seed: int = 0
     """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
+    kept: int | None = None
+    """How many elements a sparsifier has left; None: all."""
+
+    @property
+    def count(self) -> int:
+        """How many elements are sent, in whatever form."""
+        return self.size if self.kept is None else self.kept
 
     @property
     def size(self) -> int:
@@ -89,6 +96,14 @@ class Stage:
     """"sparsify", "quantize", "lowrank" or "lossless": which stages may follow which."""
     biased: ClassVar[bool] = True
     """Whether the mean of many encodings differs from what was given: error feedback wanted."""
+    feedback: ClassVar[bool] = True
+    """Whether error feedback may be put around it."""
+    remembers: ClassVar[int] = 0
+    """How many arrays its state has."""
+    positions_travel: ClassVar[bool] = True
+    """Of a sparsifier: whether the receiver is told the positions, or draws them again."""
+    families: ClassVar[tuple[str, ...]] = ()
+    """The kernels that it needs (see `zkv_codecs.backend`)."""
 
     @property
     def text(self) -> str:
@@ -129,6 +144,11 @@ class Stage:
         """
         decoded = self.decode(packed, backend).values.astype(total.dtype, copy=False)
         total += decoded if weight == 1.0 else decoded * total.dtype.type(weight)
+
+    def places(self, packed: Packed, backend: Backend) -> Array:
+        """Return where the values of a sparsifier belong: positions in the flat dense array."""
+        assert packed.indices is not None
+        return packed.indices
 
     def sizes(self, count: int) -> Sizes:
         """Return what is sent for `count` values; a receiver refuses anything else."""

@@ -133,6 +133,7 @@ def local(
     workers: int = 1,
     optimizer: str | None = None,
     staleness: str | None = None,
+    codec: str | None = None,
     bind: str = "tcp://127.0.0.1:0",
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
@@ -150,6 +151,7 @@ def local(
         policy: when contributions become an update: "bsp", "asp", "ssp:2", ...
         workers: the start line: no first batch begins before so many workers are here.
         staleness: what happens to gradients that are some updates old; None: nothing.
+        codec: how gradients are compressed, such as "int8+ef" or "topk:0.01+ef;*.bias=none".
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
@@ -168,6 +170,7 @@ def local(
         ("broker", "workers"): workers,
         ("broker", "optimizer"): optimizer,
         ("broker", "staleness"): staleness,
+        ("broker", "codec"): codec,
         ("broker", "worker_lost_s"): worker_lost_s,
         ("broker", "server_lost_s"): server_lost_s,
         ("broker", "loop"): loop,

@@ -136,6 +136,12 @@ TRAINING = (
         "What happens to gradients that are some updates old: none, scale, dc:0.04, drop:5.",
     ),
     Setting(
+        "codec",
+        str,
+        ("--codec",),
+        "How gradients are compressed: none, fp16, int8, topk:0.01+int8+ef, ...;*.bias=none.",
+    ),
+    Setting(
         "min_workers",
         int,
         ("--min-workers",),

@@ -48,6 +48,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         on_short=section.on_short,
         optimizer=section.optimizer,
         staleness=section.staleness,
+        codec=section.codec,
         record=recording(section.record, "broker"),
         insecure=section.insecure,
         worker_lost_s=section.worker_lost_s,

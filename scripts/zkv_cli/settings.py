@@ -27,6 +27,7 @@ from zkv.errors import ConfigError
 from zkv.optimizer_spec import optimizer
 from zkv.policy import policy
 from zkv.staleness import staleness
+from zkv_codecs.plan import plan
 from zkv_net.sockets import split_address
 
 FILE = Path("zkv.toml")
@@ -99,6 +100,10 @@ def _staleness(text: str) -> str:
     return str(staleness(text))
 
 
+def _codec(text: str) -> str:
+    return plan(text).text
+
+
 Address = Annotated[str, AfterValidator(_address)]
 Dialled = Annotated[str, AfterValidator(_dialled)]
 Seconds = Annotated[float, AfterValidator(seconds)]
@@ -125,6 +130,7 @@ class BrokerSection(Section):
     on_short: Literal["wait", "fail"] = "wait"
     optimizer: Annotated[str, AfterValidator(_optimizer)] | None = None
     staleness: Annotated[str, AfterValidator(_staleness)] = "none"
+    codec: Annotated[str, AfterValidator(_codec)] = "none"
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0

@@ -16,6 +16,7 @@ from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
+from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import AsyncLocal
 from zkv_workers.model import BatchState, ConnectOptions, session_config
@@ -28,7 +29,9 @@ class AsyncBatch(AnyBatch):
     """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: AsyncWorker, weight: float) -> None:
-        super().__init__(weight, worker._ledger, worker._batches, worker._driver.feed)
+        super().__init__(
+            weight, worker._ledger, worker._batches, worker._driver.feed, worker._encoder
+        )
         self._worker = worker
 
     async def wait(self, timeout_s: float | None = None) -> str:
@@ -86,6 +89,7 @@ class AsyncWorker:
         self._config = config
         self._route = route
         self._ledger = Ledger(keeps=figures.wanted(config))
+        self._encoder = Encoder()
         self._batches: dict[int, BatchState] = {}
         self._member: s.Membership | None = None
         self._made: Driver | None = None
@@ -110,6 +114,7 @@ class AsyncWorker:
         self._made.cancelled = self._cancelled
         try:
             self._member = await self._made.call(s.Join)
+            self._encoder.seed = self._member.number
         except BaseException:
             self._made.close()
             raise
@@ -179,6 +184,9 @@ class AsyncWorker:
         waiting = Clock(self._ledger, "wait_s")
         grant: s.Grant | None = await self._driver.call(s.Begin)
         waiting.stop()
+        if grant is not None and grant.codec != self._encoder.text:
+            # Kernels that were never compiled on this machine take seconds.
+            await asyncio.to_thread(self._encoder.use, grant.codec)
         return grant
 
     def local(self, h: int) -> AsyncLocal:

@@ -10,6 +10,7 @@ from zkv.dtypes import Array
 from zkv.errors import Cancelled, Closed, Refused
 from zkv_workers import faces
 from zkv_workers import signals as s
+from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger
 from zkv_workers.model import BatchState, check_weight
 
@@ -23,11 +24,13 @@ class AnyBatch:
         ledger: Ledger,
         running: dict[int, BatchState],
         feed: Callable[[s.Input], None],
+        encoder: Encoder,
     ) -> None:
         self._weight = check_weight(weight)
         self._ledger = ledger
         self._running = running
         self._feed = feed
+        self._encoder = encoder
         self._state: BatchState | None = None
         self._entered = False
         self._samples: tuple[Array, int] | None = None
@@ -112,8 +115,8 @@ class AnyBatch:
         """
         state = self._open
         state.check()
-        for bid, payload in state.packer.add(key, gradient):
-            self._feed(s.SendBlock(state.number, bid, payload))
+        for bid, sealed in state.packer.add(key, gradient):
+            self._feed(s.SendBlock(state.number, bid, sealed))
 
     def set_weight(self, weight: float) -> None:
         """Say of how many samples this batch is, before the block is left (for local
@@ -134,6 +137,7 @@ class AnyBatch:
     def _settled(self, fate: s.Fate) -> None:
         """Book what became of it."""
         self._ledger.settled(fate, self._open.version, self._spent_s)
+        self._encoder.settled(self._open.number, counted=fate.version is not None)
         error = faces.refusal(fate)
         if error is not None:
             self._ledger.refused.append(error)
@@ -167,7 +171,8 @@ class AnyBatch:
                 "this run deals its samples out with the batches: take them from "
                 "worker.batches(data), not from worker.batch()"
             )
-        self._state = self._running[grant.batch] = BatchState(grant, self._weight)
+        self._encoder.use(grant.codec)
+        self._state = self._running[grant.batch] = BatchState(grant, self._weight, self._encoder)
 
     def _begin(self) -> None:
         self._entered = True
@@ -181,12 +186,13 @@ class AnyBatch:
         self._running.pop(state.number, None)
         if error is not None and not isinstance(error, Cancelled):
             self._withdrawn = True
+            self._encoder.settled(state.number, counted=False)
             # The block's own error matters more than that the worker has left meanwhile.
             with contextlib.suppress(Closed):
                 self._feed(s.Withdraw(state.number))
             return None
         if not state.cancelled:
-            for bid, payload in state.packer.rest():
-                self._feed(s.SendBlock(state.number, bid, payload))
+            for bid, sealed in state.packer.rest():
+                self._feed(s.SendBlock(state.number, bid, sealed))
         skipped = state.packer.skipped()
         return lambda token: s.Finish(token, state.number, state.weight, skipped)

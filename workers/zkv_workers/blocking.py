@@ -21,6 +21,7 @@ from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
+from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import Local
 from zkv_workers.model import BatchState, ConnectOptions, session_config
@@ -34,7 +35,7 @@ class Batch(AnyBatch):
     """One mini-batch: a context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: Worker, weight: float) -> None:
-        super().__init__(weight, worker._ledger, worker._batches, worker._feed)
+        super().__init__(weight, worker._ledger, worker._batches, worker._feed, worker._encoder)
         self._worker = worker
 
     def wait(self, timeout_s: float | None = None) -> str:
@@ -81,6 +82,7 @@ class Worker:
     def __init__(self, config: SessionConfig, route: str) -> None:
         self._config = config
         self._ledger = Ledger(keeps=figures.wanted(config))
+        self._encoder = Encoder()
         self._batches: dict[int, BatchState] = {}
         self._pid = os.getpid()
         self._left = False
@@ -92,6 +94,7 @@ class Worker:
         try:
             self._driver: Driver = self._on_loop(lambda: self._make_driver(route))
             self._member: s.Membership = self._call(s.Join)
+            self._encoder.seed = self._member.number
         except BaseException:
             self._left = True
             self._stop()

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zkv import control as c
-from zkv.dtypes import Array
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import MODEL, ContributionId
 from zkv_workers import signals as s
 from zkv_workers.cycle import Cycle
+from zkv_workers.encoding import Sealed
 from zkv_workers.packing import cut
 from zkv_workers.plain import PlainPushes
 from zkv_workers.transfers import Uploads
@@ -95,11 +95,11 @@ class Contributions:
             token, self.cycle.token = self.cycle.token, 0
             self._answer(token, None)
 
-    def send_block(self, batch: int, bid: int, payload: Array) -> None:
+    def send_block(self, batch: int, bid: int, sealed: Sealed) -> None:
         """Send one block of the current batch; of a cancelled one, nothing."""
         grant = self.cycle.grant_of(batch)
         if grant is not None:
-            self.uploads.push(self.name(MODEL, batch), grant, bid, payload, self.index)
+            self.uploads.push(self.name(MODEL, batch), grant, bid, sealed, self.index)
 
     def finish(self, event: s.Finish) -> None:
         """The current batch is complete."""
@@ -161,7 +161,7 @@ class Contributions:
         self.counts["plain"] += 1
         values = {self._layout.entries[kid].spec.key: push.value}
         for bid, payload in cut(self._layout, self._layout.blocks_in(group), values).items():
-            self.uploads.push(name, grant, bid, payload, self.index)
+            self.uploads.push(name, grant, bid, Sealed(payload), self.index)
         self._conclude(name, grant, push.weight, (), push.token)
 
     # --- what the broker says ----------------------------------------------------------------

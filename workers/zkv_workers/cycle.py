@@ -61,6 +61,7 @@ class Cycle:
             blocks=dict(self._blocks),
             layout=layout.snapshot(),
             samples=where,
+            codec=granted.codec,
         )
 
     def grant_of(self, batch: int) -> int | None:

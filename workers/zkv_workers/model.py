@@ -17,6 +17,7 @@ from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
+from zkv_workers.encoding import Encoder
 from zkv_workers.packing import Packer, to_host, unpack
 
 Key = str | int
@@ -109,7 +110,7 @@ def specs_of(
 class BatchState:
     """One mini-batch being computed: the values that it began with, and the gradients so far."""
 
-    def __init__(self, grant: s.Grant, weight: float) -> None:
+    def __init__(self, grant: s.Grant, weight: float, encoder: Encoder | None = None) -> None:
         layout = grant.layout
         kids = layout.kids_in(MODEL)
         self.number = grant.batch
@@ -124,7 +125,7 @@ class BatchState:
         self._layout = layout
         self._kids = kids
         self._blocks = grant.blocks
-        self.packer = Packer(layout, kids)
+        self.packer = Packer(layout, kids, encoder, grant.batch)
 
     def params(self) -> dict[Key, Array]:
         """Return the model as fresh writable arrays (the same ones at every call).

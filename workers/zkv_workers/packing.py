@@ -16,6 +16,7 @@ from zkv.dtypes import DTYPES, Array, DType, dtype_of, stored_view, user_view
 from zkv.errors import KeyMismatch
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
+from zkv_workers.encoding import Encoder, Sealed
 
 Key = str | int
 
@@ -57,19 +58,25 @@ def check_gradient(layout: Layout, key: Key, kid: int, array: Array) -> DType:
 class Packer:
     """Collects the gradients of one batch into blocks, each given out as soon as it is full."""
 
-    def __init__(self, layout: Layout, kids: Sequence[int]) -> None:
+    def __init__(
+        self, layout: Layout, kids: Sequence[int], encoder: Encoder | None = None, batch: int = 0
+    ) -> None:
         self._layout = layout
+        self._encoder = Encoder() if encoder is None else encoder
+        self._batch = batch
+        self._left_out: set[int] = set()
         self._kids = kids
         self._allowed = frozenset(kids)
         self._pushed: dict[int, tuple[Key, weakref.ref[Array]]] = {}
         self._buckets: dict[int, tuple[Array, set[int]]] = {}
         self._spans: dict[int, dict[int, tuple[int, int]]] = {}
 
-    def add(self, key: Key, array: Array) -> list[tuple[int, Array]]:
-        """Take one key's gradient; return the blocks that are complete now, as (bid, values).
+    def add(self, key: Key, array: Array) -> list[tuple[int, Sealed]]:
+        """Take one key's gradient; return the blocks that are complete now, as (bid, payload).
 
         Raises:
             UnknownKey, KeyMismatch: not a key of the model, pushed before, wrong shape or dtype.
+            PushRefused: it has NaN or Inf, which its codec cannot send.
         """
         layout, array = self._layout, to_host(array)
         kid = layout.kid(key)
@@ -85,8 +92,11 @@ class Packer:
                 return []
             tied = f" (it is tied to {other!r}: push the one gradient once)" if other != key else ""
             raise KeyMismatch(f"key {key!r} was already pushed in this batch{tied}")
+        flat = self._encoder.admit(layout, kid, stored_view(array, dtype))
         self._pushed[kid] = (key, weakref.ref(array))
-        flat = stored_view(array, dtype)
+        if flat is None:
+            self._left_out.add(kid)
+            return []
         full = []
         for block in layout.blocks_for([kid]):
             done = self._fill(block, kid, flat)
@@ -94,10 +104,13 @@ class Packer:
                 full.append((block.bid, done))
         return full
 
-    def _fill(self, block: BlockSpec, kid: int, flat: Array) -> Array | None:
+    def _seal(self, block: BlockSpec, values: Array) -> Sealed:
+        return self._encoder.encode(self._layout, block, values, self._batch)
+
+    def _fill(self, block: BlockSpec, kid: int, flat: Array) -> Sealed | None:
         if len(block.segments) == 1:
             only = block.segments[0]
-            return flat[only.start : only.stop].copy()
+            return self._seal(block, flat[only.start : only.stop])
         if block.bid not in self._buckets:
             self._buckets[block.bid] = (np.zeros(block.size, flat.dtype), set(block.kids))
             self._spans[block.bid] = ranges(block)
@@ -108,17 +121,21 @@ class Packer:
         if missing:
             return None
         del self._buckets[block.bid]
-        return values
+        return self._seal(block, values)
 
-    def rest(self) -> list[tuple[int, Array]]:
+    def rest(self) -> list[tuple[int, Sealed]]:
         """Return the buckets in which some keys were skipped: those are zero there."""
-        rest = [(bid, values) for bid, (values, _) in sorted(self._buckets.items())]
+        blocks = self._layout.blocks
+        rest = [
+            (bid, self._seal(blocks[bid], values))
+            for bid, (values, _) in sorted(self._buckets.items())
+        ]
         self._buckets.clear()
         return rest
 
     def skipped(self) -> tuple[int, ...]:
         """Return the keys that were not pushed."""
-        return tuple(kid for kid in self._kids if kid not in self._pushed)
+        return tuple(k for k in self._kids if k not in self._pushed or k in self._left_out)
 
 
 def ranges(block: BlockSpec) -> dict[int, tuple[int, int]]:

@@ -94,8 +94,8 @@ class Session:
                 self._from_broker(frame)
             case s.FromServer(message, payload):
                 self._from_server(message, payload)
-            case s.SendBlock(batch, bid, payload):
-                self.made.send_block(batch, bid, payload)
+            case s.SendBlock(batch, bid, sealed):
+                self.made.send_block(batch, bid, sealed)
             case s.Finish(token=token, batch=batch):
                 self.requests.open(token, f"the fate of batch {batch}", self.now, None)
                 self.made.finish(event)

@@ -17,6 +17,7 @@ from zkv.dtypes import Array
 from zkv.layout import Layout
 from zkv.pool import Shard
 from zkv.wire import KeySpec
+from zkv_workers.encoding import Sealed
 
 Key = str | int
 
@@ -62,11 +63,11 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """One block of the current batch's gradient, flat, stored dtype; never changed afterwards."""
+    """One block of the current batch's gradient, as it travels; never changed afterwards."""
 
     batch: int
     bid: int
-    payload: Array
+    sealed: Sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,8 @@ class Grant:
     """A copy that does not change, so that another thread may read it."""
     samples: c.Samples | None = None
     """What to compute on; None if the model has no pool."""
+    codec: str = "none"
+    """How to encode the gradients."""
 
 
 @dataclass(frozen=True, slots=True)

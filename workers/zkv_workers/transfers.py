@@ -16,6 +16,7 @@ from zkv.dtypes import DTYPES, Array
 from zkv.layout import Layout
 from zkv.window import Window
 from zkv.wire import MODEL, BlockSpec, ContributionId
+from zkv_workers.encoding import Sealed
 from zkv_workers.packing import cut
 from zkv_workers.signals import SendData
 
@@ -59,10 +60,11 @@ class Uploads:
             self._windows[server] = Window(self._window_bytes, resend_s=self._resend_s)
         return self._windows[server]
 
-    def push(self, name: ContributionId, grant: int, bid: int, payload: Array, index: int) -> int:
+    def push(self, name: ContributionId, grant: int, bid: int, sealed: Sealed, index: int) -> int:
         """Queue a block; return the server that it goes to."""
         server = self._layout.blocks[bid].server
-        message = d.Push(name, grant, bid, "none", index)
+        payload = sealed.payload
+        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form)
         self._window(server).offer((name, bid), payload.nbytes, SendData(server, message, payload))
         self.bytes_sent += payload.nbytes
         return server
@@ -91,7 +93,7 @@ class Uploads:
         """Queue the initial values of an initialisation: they are pushed like a contribution."""
         bids: dict[int, list[int]] = {}
         for bid, payload in cut(self._layout, message.blocks, values).items():
-            server = self.push(name, message.init, bid, payload, message.index)
+            server = self.push(name, message.init, bid, Sealed(payload), message.index)
             bids.setdefault(server, []).append(bid)
         for server, sent in bids.items():
             self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))

@@ -1,0 +1,20 @@
+"""What a group of keys has to know of the settings in force, beside its policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zkv.staleness import Staleness
+
+
+@dataclass(slots=True)
+class Rules:
+    """Settings that decide what a group logs and grants; they change between two commits."""
+
+    capacity: int | None = None
+    """How many contributions fit into the smallest server's budget; None: not limited."""
+    clips: bool = False
+    """Whether commits need the gradient's norm over all shards first."""
+    staleness: Staleness = field(default_factory=Staleness)
+    codec: str = "none"
+    """How workers encode their gradients, for grants to come."""

@@ -1,0 +1,147 @@
+"""Stages one after the other: a sparsifier or low-rank step, then a quantizer, then a lossless one.
+
+The receiver of a chain needs no more than its text and what was sent. Each stage's state stands in
+the chain's, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from zkv.dtypes import Array
+from zkv_codecs.backend import Backend
+from zkv_codecs.packed import Packed, Sizes, Stage, State
+
+ORDER = ("sparsify", "lowrank", "quantize", "lossless")
+"""Which kind may stand before which; each at most once, and not both of the first two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Stage):
+    """A codec's stages; none of them: float32 values as they are.
+
+    Raises:
+        ValueError: stages that do not fit together; the text says why.
+    """
+
+    kind: ClassVar[str] = "chain"
+    stages: tuple[Stage, ...] = ()
+
+    def __post_init__(self) -> None:
+        ranks = [ORDER.index(stage.kind) for stage in self.stages]
+        for (before, first), (after, second) in zip(
+            zip(self.stages, ranks, strict=True),
+            list(zip(self.stages, ranks, strict=True))[1:],
+            strict=False,
+        ):
+            if second <= first or (first, second) == (0, 1):
+                raise ValueError(
+                    f"{before.text}+{after.text}: {_why(before.kind, after.kind)}; a codec is at "
+                    "most one of topk, randomk, threshold, powersgd, ..., then a quantizer, then "
+                    "zstd or lz4"
+                )
+            if after.remembers:
+                raise ValueError(
+                    f"{before.text}+{after.text}: {after.text} remembers every element, and gets "
+                    "other ones each time; let it be the first stage"
+                )
+
+    @property
+    def text(self) -> str:
+        """The stages' texts joined by +, or "none"."""
+        return "+".join(stage.text for stage in self.stages) or "none"
+
+    def warm(self, backend: Backend) -> None:
+        """Load the kernels that this chain needs, compiled: the first push should not wait."""
+        for stage in self.stages:
+            for family in stage.families:
+                backend.family(family)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it sends some elements only."""
+        return bool(self.stages) and self.stages[0].kind == "sparsify"
+
+    def start(self, shape: Sequence[int]) -> State:
+        """See `Stage.start`."""
+        return tuple(array for stage in self.stages for array in stage.start(shape))
+
+    def encode(
+        self, packed: Packed, state: State, seed: int, backend: Backend
+    ) -> tuple[Packed, State]:
+        """See `Stage.encode`."""
+        kept: list[Array] = []
+        at = 0
+        for stage in self.stages:
+            own = state[at : at + stage.remembers]
+            at += stage.remembers
+            packed, own = stage.encode(packed, own, seed, backend)
+            kept.extend(own)
+        return packed, tuple(kept)
+
+    def encode_residual(
+        self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
+    ) -> tuple[Packed, Array, State]:
+        """See `Stage.encode_residual`."""
+        if not self.stages:
+            values = packed.values if residual is None else packed.values + residual
+            return replace(packed, values=values), backend.xp.zeros_like(values), state
+        first, rest = self.stages[0], Chain(self.stages[1:])
+        exact = all(stage.kind == "lossless" for stage in rest.stages)
+        if not exact and first.kind != "sparsify":
+            return Stage.encode_residual(self, packed, residual, state, seed, backend)
+        own = state[: first.remembers]
+        sent, left, own = first.encode_residual(packed, residual, own, seed, backend)
+        if exact:
+            return rest.encode(sent, (), seed, backend)[0], left, own
+        # What a quantizer cuts off belongs to the elements that were chosen.
+        places = first.places(sent, backend)
+        sent, errors, _ = rest.encode_residual(sent, None, (), seed, backend)
+        left[places] = errors
+        return sent, left, own
+
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """See `Stage.decode`."""
+        for stage in reversed(self.stages):
+            packed = stage.decode(packed, backend)
+        return packed
+
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """See `Stage.add`; only what the first stage is given back exists between."""
+        if not self.stages:
+            Stage.add(self, packed, weight, total, backend)
+            return
+        packed = Chain(self.stages[1:]).decode(packed, backend)
+        self.stages[0].add(packed, weight, total, backend)
+
+    def sizes(self, count: int) -> Sizes:
+        """See `Stage.sizes`."""
+        sizes = Sizes(np.dtype(np.float32), count)
+        scales = 0
+        for stage in self.stages:
+            sizes = stage.sizes(sizes.values)
+            scales += sizes.scales
+        return replace(sizes, scales=scales)
+
+    def restore(self, now: State, old: State, new: State) -> State:
+        """See `Stage.restore`."""
+        kept: list[Array] = []
+        at = 0
+        for stage in self.stages:
+            cut = slice(at, at + stage.remembers)
+            at += stage.remembers
+            kept.extend(stage.restore(now[cut], old[cut], new[cut]))
+        return tuple(kept)
+
+
+def _why(first: str, second: str) -> str:
+    if first == second:
+        return f"two stages that {first}"
+    names = {"sparsify": "choose elements", "lowrank": "factorise"}
+    if second in names and first in names:
+        return f"one stage can {names[first]}, or another {names[second]}, not both"
+    return f"a stage that can {names.get(second, second)} comes first"

@@ -1,0 +1,197 @@
+"""One worker's codecs: blocks of gradients become payloads, and what is cut off is remembered.
+
+What a codec remembers is kept for each block. A contribution that does not count takes its part of
+it back (rule 13). Fates are heard on another thread than the one that encodes: they are noted, and
+taken in before the next block is encoded. Knows no messages and no sockets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from zkv.data_messages import Form
+from zkv.dtypes import DTYPES, Array, all_finite, narrow, widen
+from zkv.errors import PushRefused
+from zkv.layout import Layout
+from zkv.wire import BlockSpec
+from zkv_codecs.backend import Backend, fastest
+from zkv_codecs.feedback import Codec
+from zkv_codecs.frames import to_payload
+from zkv_codecs.packed import State, dense
+from zkv_codecs.plan import NONE, Plan, plan
+
+GOLDEN = 0x9E3779B97F4A7C15
+SEED_BITS = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered for one block, and by which codec."""
+
+    codec: Codec
+    state: State
+    owed: Array | None = None
+    """What an earlier codec kept back: added to the next block."""
+
+    def owe(self, more: Array | None) -> None:
+        """Add to what is owed."""
+        if more is not None:
+            self.owed = more if self.owed is None else self.owed + more
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One encoding, so that it can be taken back."""
+
+    bid: int
+    codec: Codec
+    old: State
+    new: State
+    owed: Array | None
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What encoding has saved and cost, by key."""
+
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A block as it travels: its payload, and the codec and form that tell how to read it."""
+
+    payload: Array
+    codec: str = "none"
+    form: Form | None = None
+
+
+@dataclass(slots=True)
+class Encoder:
+    """Encodes the blocks of one worker's batches; `seed` is the worker's own."""
+
+    seed: int = 0
+    backend: Backend = field(default_factory=fastest)
+    ledgers: dict[str | int, Ledger] = field(default_factory=dict)
+    text: str = "none"
+    """Of the plan in use."""
+    _plan: Plan = field(default_factory=Plan)
+    _memories: dict[int, _Memory] = field(default_factory=dict)
+    _steps: dict[int, list[_Step]] = field(default_factory=dict)
+    """By batch."""
+    _fates: deque[tuple[int, bool]] = field(default_factory=deque)
+
+    def use(self, text: str) -> None:
+        """Encode with this plan from now on, and compile what it needs."""
+        if text != self.text:
+            chosen = plan(text)
+            chosen.warm(self.backend)
+            self._plan, self.text = chosen, text
+
+    def settled(self, batch: int, *, counted: bool) -> None:
+        """Say what became of a batch; may be called from any thread."""
+        self._fates.append((batch, counted))
+
+    def _hear(self) -> None:
+        while self._fates:
+            batch, counted = self._fates.popleft()
+            for step in () if counted else reversed(self._steps.get(batch, ())):
+                self._take_back(self._memories[step.bid], step)
+            self._steps.pop(batch, None)
+
+    @staticmethod
+    def _take_back(memory: _Memory, step: _Step) -> None:
+        memory.owe(step.owed)
+        if memory.codec == step.codec:
+            memory.state = memory.codec.restore(memory.state, step.old, step.new)
+            return
+        before, after = step.codec.carried(step.old), step.codec.carried(step.new)
+        if before is not None and after is not None:
+            memory.owe(before - after)
+
+    def codec_of(self, layout: Layout, block: BlockSpec) -> Codec:
+        """Return the codec of a block: its key's; of a bucket, the one that all its keys have.
+
+        A bucket of keys with different codecs is sent dense, and so is one whose codec chooses
+        elements or factorises: it would choose among unlike keys.
+        """
+        codecs = set()
+        for kid in block.kids:
+            entry = layout.entries[kid].spec
+            if not layout.dtype(block).floating:
+                return NONE
+            size = int(np.prod(entry.shape, dtype=np.int64))
+            codecs.add(self._plan.for_key(entry.key, size))
+        if len(codecs) != 1:
+            return NONE
+        (codec,) = codecs
+        mixes = any(stage.kind in ("sparsify", "lowrank") for stage in codec.chain.stages)
+        return NONE if mixes and len(block.segments) > 1 else codec
+
+    def admit(self, layout: Layout, kid: int, values: Array) -> Array | None:
+        """Return a key's flat, stored values as they may be sent; None: the key is skipped.
+
+        Raises:
+            PushRefused: a value is NaN or infinite, the codec is lossy, and the plan says "raise".
+        """
+        blocks = layout.blocks_for([kid])
+        codec = next((c for b in blocks if (c := self.codec_of(layout, b)).lossy), None)
+        dtype = DTYPES[layout.entries[kid].spec.dtype]
+        if codec is None or all_finite(values, dtype):
+            return values
+        if self._plan.nonfinite == "skip":
+            return None
+        wide = widen(values, dtype)
+        bad = ~np.isfinite(wide)
+        if self._plan.nonfinite == "zero":
+            return narrow(np.where(bad, wide.dtype.type(0), wide), dtype)
+        at = int(np.flatnonzero(bad)[0])
+        raise PushRefused(
+            f"key {layout.entries[kid].spec.key!r}: element {at} of the gradient is {wide[at]}, "
+            f"which codec {codec.text} cannot send; put nonfinite=skip or nonfinite=zero into the "
+            "codec's plan, or send this key with none"
+        )
+
+    def encode(self, layout: Layout, block: BlockSpec, values: Array, batch: int) -> Sealed:
+        """Return a block as it travels; `values` are flat and stored, and stay the caller's."""
+        self._hear()
+        codec = self.codec_of(layout, block)
+        memory = self._memories.get(block.bid)
+        if codec == NONE and memory is None:
+            return Sealed(values.copy())
+        given = dense(widen(values, layout.dtype(block)))
+        given = replace(given, shape=shape_of(layout, block))
+        if memory is None:
+            memory = self._memories[block.bid] = _Memory(codec, codec.start(given.shape))
+        elif memory.codec != codec:
+            memory.owe(memory.codec.carried(memory.state))
+            memory.codec, memory.state = codec, codec.start(given.shape)
+        owed, memory.owed = memory.owed, None
+        if owed is not None:
+            given = replace(given, values=given.values + owed)
+        old = memory.state
+        encoded, memory.state = codec.encode(given, old, self._seed(batch, block.bid), self.backend)
+        step = _Step(block.bid, codec, old, memory.state, owed)
+        self._steps.setdefault(batch, []).append(step)
+        form, payload = to_payload(encoded)
+        if np.may_share_memory(payload, values):
+            payload = payload.copy()
+        return Sealed(payload, encoded.chain.text, form)
+
+    def _seed(self, batch: int, bid: int) -> int:
+        return ((self.seed * GOLDEN + batch) * GOLDEN + bid + 1) * GOLDEN & SEED_BITS
+
+
+def shape_of(layout: Layout, block: BlockSpec) -> tuple[int, ...]:
+    """Return the shape that a codec sees: rows of the key where a block has whole ones."""
+    if len(block.segments) != 1:
+        return (block.size,)
+    shape = layout.entries[block.kids[0]].spec.shape
+    row = int(np.prod(shape[1:], dtype=np.int64))
+    if len(shape) < 2 or not row or block.size % row or block.segments[0].start % row:
+        return (block.size,)
+    return (block.size // row, row)
