@@ -16,6 +16,9 @@ from zkv.dtypes import Array
 INT_MAX = 2**63 - 1
 """What fits on the wire, for each number of a shard."""
 
+ORDERS_MAX = 2
+"""Permutations that are kept: while one pass begins, samples of the one before may come back."""
+
 
 def permutation(n: int, seed: int, pass_number: int) -> Array:
     """Return the order of samples 0…n−1 in one pass (from 1): an int64 array of shape (n,).
@@ -53,6 +56,32 @@ class Shard:
                 raise ValueError(
                     f"data: {name}={value!r}; it must be a whole number, at least {least}"
                 )
+
+
+class Orders:
+    """The permutations of a shard's passes, of which `kept` stay in memory: int64 arrays (n,).
+
+    The oldest pass makes room for one that is asked for.
+    """
+
+    __slots__ = ("_kept", "_orders", "_shard")
+
+    def __init__(self, shard: Shard, kept: int = ORDERS_MAX) -> None:
+        self._shard = shard
+        self._kept = kept
+        self._orders: dict[int, Array] = {}
+
+    def samples(self, pass_number: int, start: int, stop: int) -> Array:
+        """Return the samples at positions `[start, stop)` of a pass: an int64 array of their own.
+
+        It costs O(stop - start), and O(n log n) where that pass is not in memory.
+        """
+        if pass_number not in self._orders:
+            while len(self._orders) >= self._kept:
+                del self._orders[min(self._orders)]
+            shard = self._shard
+            self._orders[pass_number] = permutation(shard.n, shard.seed, pass_number)
+        return self._orders[pass_number][start:stop].copy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zkv.errors import ConfigError
+from zkv_cli import simulate_samples as sampling
 from zkv_cli import simulate_training as training
 from zkv_cli.exits import reporting, say
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from zkv.compute_times import ComputeTimes, Time
     from zkv.network_model import Network
     from zkv.policy import SyncPolicy
+    from zkv.sample_shares import Assignment
 
 _BANDWIDTH = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([kMGT]?)(?:bit(?:/s|ps)?)?", re.ASCII)
 _PREFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -59,7 +61,7 @@ Until = Annotated[str | None, typer.Option("--until", help="Simulate through thi
 Updates = Annotated[
     int | None, typer.Option("--updates", help="Stop at this update, if it comes sooner.")
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of random compute times.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of random compute times and orders.")]
 Bandwidth = Annotated[
     str | None, typer.Option("--bandwidth", help="Of a link, such as 10Gbit/s (default: no limit).")
 ]
@@ -107,18 +109,23 @@ def simulate(
     optimizer: training.Optimizer = None,
     staleness: training.Staleness = None,
     passes: training.Passes = None,
+    samples: sampling.Samples = None,
+    batch: sampling.Batch = None,
+    assign: sampling.Assign = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
     """Run policies under a virtual clock: updates, waiting, staleness and bytes of each.
 
     Times are in seconds, or in any unit where nothing is transferred. Without --policy all seven
-    policies are compared. With --train the model is trained too, until it is good enough.
+    policies are compared. With --train the model is trained too, until it is good enough. With
+    --samples, how often each sample gets into the model, and from which worker.
     """
     with reporting("simulate"):
         _check_plot(plot)
         try:
             asked = training.Asked(train, target, seeds, optimizer, staleness, passes)
+            assignment = sampling.Asked(samples, batch, assign, train).assignment(seed)
             times, warnings = read_times(compute, trace, seed)
             policies = chosen(policy or [], compare or not policy, k, slack, len(times.workers))
             figures = {"bandwidth": bandwidth, "latency": latency, "up": up, "down": down}
@@ -126,10 +133,15 @@ def simulate(
             network = read_network(figures, shared, overlap)
             end = None if until is None else option("until", until)
             run = (policies, times, network, end, updates, plot is not None)
-            reports, found = train_each(asked, *run) if train else (run_all(*run), [])
+            shares: list[Any] = []
+            found: list[Any] = []
+            if train:
+                reports, found = train_each(asked, *run)
+            else:
+                reports, shares = run_all(*run, assignment)
         except (ValueError, ModuleNotFoundError) as error:
             raise ConfigError(str(error)) from error
-        show(reports, warnings, as_json, plot, found)
+        show(reports, warnings, as_json, plot, found, shares)
 
 
 def _check_plot(plot: Path | None) -> None:
@@ -233,22 +245,30 @@ def run_all(
     until: Time | None,
     updates: int | None,
     trace: bool,
-) -> list[Any]:
+    assignment: Assignment | None = None,
+) -> tuple[list[Any], list[Any]]:
     """Simulate each policy with the same compute times; returns a report for each.
 
-    Raises ValueError if no end is given, or one that is not above 0.
+    Beside them, what became of the samples under each, if they are assigned.
+
+    Raises ValueError if no end is given, or one that is not above 0, or what an assignment raises.
     """
+    from zkv.sample_shares import SampleShares
     from zkv.simulator import Simulation
 
     if until is None and updates is None:
         raise ValueError("give an end: --until TIME, --updates N, or both")
     _check_end(until, updates)
-    return [
-        Simulation(policy, times, network=network, trace=trace)
-        .run(until=until, updates=updates)
-        .report()
-        for policy in policies
-    ]
+    reports: list[Any] = []
+    found: list[Any] = []
+    for policy in policies:
+        shares = None if assignment is None else SampleShares(assignment, times.workers)
+        listener = None if shares is None else shares.hear
+        run = Simulation(policy, times, network=network, trace=trace, listener=listener)
+        reports.append(run.run(until=until, updates=updates).report())
+        if shares is not None:
+            found.append(shares.report())
+    return reports, found
 
 
 def train_each(
@@ -284,10 +304,12 @@ def show(
     as_json: bool,
     plot: Path | None,
     found: list[Any],
+    shares: list[Any],
 ) -> None:
     """Print the reports, and their warnings on standard error; write the picture.
 
-    `found` has the time to target of each report's policy, where they were trained.
+    `found` has the time to target of each report's policy, where they were trained, and `shares`
+    what became of the samples, where they were assigned.
     """
     from zkv.simulation_report import to_plain
     from zkv_cli import simulation_views as views
@@ -303,6 +325,8 @@ def show(
         runs = [to_plain(report) for report in reports]
         for run, one in zip(runs, found, strict=False):
             run["time_to_target"] = one.to_plain()
+        for run, one in zip(runs, shares, strict=False):
+            run["samples"] = one.to_plain()
         say(json.dumps({"policies": runs, "warnings": list(warnings)}, ensure_ascii=False))
     elif len(reports) == 1:
         say(views.as_text(reports[0]))
@@ -310,3 +334,5 @@ def show(
         say(views.comparison(reports))
     if found and not as_json:
         say("\n" + training.as_text(found))
+    if shares and not as_json:
+        say("\n" + sampling.as_text([report.policy for report in reports], shares))

@@ -6,7 +6,9 @@ No process is started: the command runs in this one.
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -118,6 +120,85 @@ def test_k_above_the_workers_is_a_warning_with_both_numbers():
     assert len(run["warnings"]) == 1
 
 
+SAMPLES = ("--compute", "2,5,7", "--until", "70", "--samples", "3000", "--batch", "100")
+
+
+def test_the_samples_of_one_policy_and_each_workers_share():
+    text = simulate(*SAMPLES, "--policy", "asp", "--assign", "fixed").stdout
+    assert text.startswith("asp through 70: 59 updates\n")
+    assert text.endswith(
+        """
+3000 samples in batches of 100, fixed: a part for each worker, what did not count is skipped
+a sample counts  min 1, mean 1.967, max 4; 0 never
+times: samples   1: 1600, 2: 400, 3: 500, 4: 500
+
+worker  counted  share    skipped  returned
+1       3500     59.32 %  0        0
+2       1400     23.73 %  0        0
+3       1000     16.95 %  0        0
+"""
+    )
+    default = simulate(*SAMPLES, "--policy", "k-bsp:2").stdout
+    assert "3000 samples in batches of 100, retry: one pool, what did not count is" in default
+    assert default.splitlines()[-1].split() == ["3", "0", "0.00", "%", "0", "1400"]
+    many = simulate(
+        *("--compute", "40*2", "--policy", "bsp", "--until", "4", "--samples", "100000"),
+        *("--batch", "1"),
+    ).stdout
+    assert "times: samples   0: 99920, 1: 80\n" in many
+    assert many.endswith("and 8 more; --json has them all\n")
+
+
+def test_a_long_histogram_is_cut_short():
+    arguments = ("--samples", "40", "--batch", "1", "--assign", "fixed")
+    speeds = ",".join(f"{time}" for time in range(1, 21))
+    text = simulate("--compute", speeds, "--policy", "asp", "--until", "400", *arguments).stdout
+    (line,) = (line for line in text.splitlines() if line.startswith("times: samples"))
+    assert line.startswith("times: samples   10: ")
+    assert line.count(":") == 13
+    assert re.search(r", and \d+ more$", line)
+
+
+def test_the_samples_of_policies_are_compared_in_a_table_of_their_own():
+    text = simulate(*SAMPLES, "--policy", "bsp", "--policy", "k-bsp:2", "--assign", "fixed").stdout
+    head, columns, bsp, k_bsp = text.splitlines()[-4:]
+    assert head.startswith("3000 samples in batches of 100, fixed: ")
+    named = ["policy", "min", "mean", "max", "never", "smallest share", "largest share"]
+    assert re.split(" {2,}", columns) == named
+    assert bsp.split() == ["bsp", "1", "1.00", "1", "0", *("33.33", "%") * 2]
+    # Nothing of the slowest worker's part is ever in the model.
+    assert k_bsp.split() == ["k-bsp:2", "0", "0.93", "2", "1000", "0.00", "%", "50.00", "%"]
+
+
+def test_samples_in_json_and_the_same_policies_without_them():
+    plain = told(*SAMPLES, "--policy", "k-bsp:2", "--policy", "bsp", "--assign", "skip")
+    cancelling, bsp = (run.pop("samples") for run in plain["policies"])
+    assert plain == told(*SAMPLES[:4], "--policy", "k-bsp:2", "--policy", "bsp")
+    assert (cancelling["n"], cancelling["batch"], cancelling["assign"]) == (3000, 100, "skip")
+    assert (cancelling["counted"], cancelling["skipped"]) == ([1400, 1400, 0], [0, 0, 1400])
+    assert (cancelling["share"], cancelling["returned"]) == ([0.5, 0.5, 0], [0, 0, 0])
+    assert bsp["per_sample"] == {"min": 1, "mean": 1, "max": 1, "never": 0, "times": {"1": 3000}}
+
+
+@pytest.mark.source
+def test_the_page_about_policies_shows_what_the_command_prints():
+    page = (Path(__file__).parent.parent.parent / "docs" / "policies.md").read_text("utf-8")
+    command, _, printed = page.partition("```console\n$ zkv simulate ")[2].partition("\n")
+    text = simulate(*command.split()).stdout
+    assert printed.partition("```")[0] == text.partition("\n\n")[2]
+
+
+def test_the_order_of_samples_is_that_of_the_seed():
+    def asked(seed):
+        arguments = (*SAMPLES, "--policy", "k-bsp:2", "--assign", "skip", "--seed", seed)
+        return told(*arguments)["policies"][0]["samples"]
+
+    assert asked("3") == asked("3")
+    assert asked("3")["per_sample"]["times"] != asked("4")["per_sample"]["times"]
+    batch = told("--compute", "2", "--policy", "asp", "--until", "2", "--samples", "99")
+    assert batch["policies"][0]["samples"]["counted"] == [32]
+
+
 def test_a_plot_is_a_picture_with_a_panel_for_each_policy(tmp_path):
     pytest.importorskip("matplotlib")
     from zkv.compute_times import compute_times
@@ -169,6 +250,25 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
         (["--compute", "2", "--up", "-1"], ["--up: size '-1' is none of"]),
         (["--compute", "2", "--density", "0"], ["density must be above 0 and at most 1"]),
         (["--compute", "2", "--latency", "soon"], ["--latency: 'soon' is not a number"]),
+        (["--compute", "2", "--samples", "0"], ["samples must be 1 to 100000000, given 0"]),
+        (["--compute", "2", "--samples", "9", "--batch", "0"], ["batch must be 1 to", "given 0"]),
+        (["--compute", "2", "--batch", "9"], ["--batch: only with --samples"]),
+        (
+            ["--compute", "2", "--batch", "9", "--assign", "skip"],
+            ["--batch, --assign: only with --samples, as in --samples 1000"],
+        ),
+        (
+            ["--compute", "2", "--samples", "9", "--assign", "fair"],
+            ["assign 'fair' is none of retry, skip, fixed"],
+        ),
+        (
+            ["--compute", "3*2", "--samples", "2", "--assign", "fixed"],
+            ["samples must be at least 3 with assign fixed", "3 workers, given 2"],
+        ),
+        (
+            ["--compute", "2", "--samples", "9", "--train", "digits"],
+            ["--samples 9: not with --train, which deals out samples of its own"],
+        ),
         (["--compute", "2", "--plot", "no/such/folder/a.png"], ["--plot no/such/folder/a.png"]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import zkv
-from zkv.pool import Draw, Pool, Shard, permutation
+from zkv import pool
+from zkv.pool import Draw, Orders, Pool, Shard, permutation
 
 sizes = st.integers(1, 40)
 
@@ -160,6 +162,26 @@ def test_passes_and_seeds_have_orders_of_their_own(seed: int, number: int, other
 def test_the_order_is_the_same_on_every_machine() -> None:
     """Recorded once: workers with different versions of NumPy must agree on it."""
     assert permutation(10, 0, 1).tolist() == RECORDED
+
+
+@given(n=sizes, kept=st.integers(1, 3), asked=st.lists(st.integers(1, 5), max_size=12))
+def test_samples_are_a_stretch_of_their_pass_whichever_orders_are_in_memory(
+    n: int, kept: int, asked: list[int]
+) -> None:
+    orders = Orders(Shard(n, 4), kept)
+    for number in asked:
+        start, stop = n // 3, n // 3 + 5
+        samples = orders.samples(number, start, stop)
+        assert samples.tolist() == permutation(n, 4, number)[start:stop].tolist()
+        samples[:] = -1  # A user may write to its own.
+
+
+def test_an_order_that_is_in_memory_is_not_drawn_again_and_the_oldest_makes_room() -> None:
+    with mock.patch.object(pool, "permutation", wraps=permutation) as drawn:
+        orders = Orders(Shard(9, 4))
+        for number in (1, 2, 1, 2, 3, 2, 3, 1):
+            orders.samples(number, 0, 9)
+    assert [call.args[2] for call in drawn.call_args_list] == [1, 2, 3, 1]
 
 
 RECORDED = [7, 4, 5, 1, 9, 8, 6, 2, 0, 3]

@@ -5,14 +5,10 @@ Knows batches and grants; it must not know frames, or what the samples are.
 
 from __future__ import annotations
 
-from zkv.dtypes import Array
 from zkv.errors import ProtocolError
-from zkv.pool import Shard, permutation
+from zkv.pool import Orders, Shard
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
-
-ORDERS_MAX = 2
-"""Permutations that are kept: while one pass begins, samples of the one before may come back."""
 
 
 class Source:
@@ -24,7 +20,7 @@ class Source:
                 f"batches takes what zkv.data.shard(n) returns, not {type(shard).__name__}"
             )
         self.shard = shard
-        self._orders: dict[int, Array] = {}
+        self._orders = Orders(shard)
         self._last: AnyBatch | None = None
 
     def check(self) -> None:
@@ -49,14 +45,6 @@ class Source:
         where = grant.samples
         if where is None:
             raise ProtocolError("the broker has granted a batch without samples")
-        samples = self._order(where.pass_number)[where.start : where.stop].copy()
+        samples = self._orders.samples(where.pass_number, where.start, where.stop)
         batch.hand_out(grant, samples, where.pass_number)
         self._last = batch
-
-    def _order(self, pass_number: int) -> Array:
-        if pass_number not in self._orders:
-            while len(self._orders) >= ORDERS_MAX:
-                del self._orders[min(self._orders)]
-            shard = self.shard
-            self._orders[pass_number] = permutation(shard.n, shard.seed, pass_number)
-        return self._orders[pass_number]
