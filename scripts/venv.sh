@@ -59,13 +59,21 @@ zkv_make_venv() {
     if [ -x "$dir/bin/python" ] && [ -e "$dir/.zkv-made" ]; then
         return 0
     fi
-    if ! "$python" -m venv --clear "$dir"; then
+    # Only what was begun here is ever removed: a folder that somebody names may be anything.
+    if [ -e "$dir/.zkv-begun" ]; then
+        rm -rf "$dir"
+    elif [ -n "$(ls -A "$dir" 2>/dev/null)" ]; then
+        echo "zkv: $dir has files in it and is no environment that zkv has made; name another folder" >&2
+        return 1
+    fi
+    mkdir -p "$dir" && : >"$dir/.zkv-begun" || return 1
+    if ! "$python" -m venv "$dir"; then
         echo "zkv: $python cannot make a virtual environment in $dir." >&2
         echo "zkv: on Debian and Ubuntu its venv module is a package of its own: python3-venv" >&2
         return 1
     fi
     zkv_pip "$dir" --upgrade 'pip>=25.1' || return 1
-    : >"$dir/.zkv-made"
+    mv "$dir/.zkv-begun" "$dir/.zkv-made"
 }
 
 # zkv_venv ROOT DIR GROUP: an environment with zkv itself (editable) and one dependency group.

@@ -84,3 +84,25 @@ def test_the_version_is_the_changelogs_or_still_unreleased():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert f"## {version}" in changes or "## Unreleased" in changes
+
+
+def test_a_folder_with_files_is_never_made_into_an_environment(tmp_path):
+    """Whoever names a folder in ZKV_VENV may mean an environment of his own."""
+    (tmp_path / "mine").write_text("kept")
+    result = subprocess.run(
+        [
+            "bash",
+            "-c",
+            'source scripts/venv.sh; zkv_make_venv "$1" "$2"',
+            "-",
+            sys.executable,
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert f"{tmp_path} has files in it" in result.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
