@@ -131,8 +131,15 @@ class Stage:
         total += decoded if weight == 1.0 else decoded * total.dtype.type(weight)
 
     def sizes(self, count: int) -> Sizes:
-        """Return what is sent for `count` values; a receiver refuses anything else."""
+        """Return what is sent for `count` float32 values of a flat array."""
         raise NotImplementedError
+
+    def sizes_after(self, given: Sizes, shape: Sequence[int]) -> Sizes:
+        """Return what is sent when `given` goes in; a receiver refuses anything else.
+
+        `shape` is the dense array's. Only stages that look at more than the count override this.
+        """
+        return self.sizes(given.values)
 
     def restore(self, now: State, old: State, new: State) -> State:
         """Return the state `now` without the step that led from `old` to `new`.
