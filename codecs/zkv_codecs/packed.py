@@ -39,6 +39,9 @@ class Packed:
     """What a quantizer needs to decode: float32."""
     seed: int = 0
     """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
+    before: Sizes | None = None
+    """What went into a lossless stage. Not on the wire: a receiver knows it from the stages before
+    that one, and sets it, and so bounds what is decompressed."""
 
     @property
     def size(self) -> int:
@@ -76,6 +79,8 @@ class Sizes:
     """Of the values that come out."""
     values: int
     scales: int = 0
+    at_most: bool = False
+    """Whether there may be fewer values: what a lossless stage gives depends on them."""
 
 
 class Stage:
