@@ -39,6 +39,8 @@ class Form(Frozen, frozen=True):
     """Values that the codec's first stage has left."""
     coding: Name
     """How their positions are written; "" if they are not."""
+    coded: UInt
+    """Bytes of the written positions, at the end of the payload."""
     seed: UInt
     """What positions are drawn from that are not written."""
 

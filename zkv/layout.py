@@ -165,6 +165,17 @@ class Layout:
         """Return the bytes of a block's values."""
         return block.size * self.dtype(block).itemsize
 
+    def shape(self, block: BlockSpec) -> tuple[int, ...]:
+        """Return (rows, columns) of a block that holds whole rows of one key (its first axis), else
+        (elements,)."""
+        if len(block.segments) == 1:
+            shape = self.entries[block.segments[0].kid].spec.shape
+            row = math.prod(shape[1:])
+            start = block.segments[0].start
+            if len(shape) > 1 and row and block.size % row == 0 and start % row == 0:
+                return (block.size // row, row)
+        return (block.size,)
+
 
 def size_of(spec: KeySpec) -> int:
     """Return the number of elements of a key (1 for a 0-d array)."""

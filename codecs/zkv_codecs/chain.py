@@ -1,7 +1,6 @@
 """Stages one after the other: a sparsifier or low-rank step, then a quantizer, then a lossless one.
 
-The receiver of a chain needs no more than its text and what was sent. Each stage's state stands in
-the chain's, in their order.
+The receiver of a chain needs no more than its text and what was sent.
 """
 
 from __future__ import annotations
@@ -67,21 +66,17 @@ class Chain(Stage):
         return bool(self.stages) and self.stages[0].kind == "sparsify"
 
     def start(self, shape: Sequence[int]) -> State:
-        """See `Stage.start`."""
-        return tuple(array for stage in self.stages for array in stage.start(shape))
+        """See `Stage.start`: the first stage's, as no other has one."""
+        return self.stages[0].start(shape) if self.stages else ()
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """See `Stage.encode`."""
-        kept: list[Array] = []
-        at = 0
-        for stage in self.stages:
-            own = state[at : at + stage.remembers]
-            at += stage.remembers
-            packed, own = stage.encode(packed, own, seed, backend)
-            kept.extend(own)
-        return packed, tuple(kept)
+        for at, stage in enumerate(self.stages):
+            packed, own = stage.encode(packed, () if at else state, seed, backend)
+            state = state if at else own
+        return packed, state
 
     def encode_residual(
         self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
@@ -94,15 +89,14 @@ class Chain(Stage):
         exact = all(stage.kind == "lossless" for stage in rest.stages)
         if not exact and first.kind != "sparsify":
             return Stage.encode_residual(self, packed, residual, state, seed, backend)
-        own = state[: first.remembers]
-        sent, left, own = first.encode_residual(packed, residual, own, seed, backend)
+        sent, left, state = first.encode_residual(packed, residual, state, seed, backend)
         if exact:
-            return rest.encode(sent, (), seed, backend)[0], left, own
+            return rest.encode(sent, (), seed, backend)[0], left, state
         # What a quantizer cuts off belongs to the elements that were chosen.
         places = first.places(sent, backend)
         sent, errors, _ = rest.encode_residual(sent, None, (), seed, backend)
         left[places] = errors
-        return sent, left, own
+        return sent, left, state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """See `Stage.decode`."""
@@ -120,22 +114,18 @@ class Chain(Stage):
 
     def sizes(self, count: int) -> Sizes:
         """See `Stage.sizes`."""
-        sizes = Sizes(np.dtype(np.float32), count)
-        scales = 0
+        return self.sizes_after(Sizes(np.dtype(np.float32), count), (count,))
+
+    def sizes_after(self, given: Sizes, shape: Sequence[int]) -> Sizes:
+        """See `Stage.sizes_after`."""
         for stage in self.stages:
-            sizes = stage.sizes(sizes.values)
-            scales += sizes.scales
-        return replace(sizes, scales=scales)
+            after = stage.sizes_after(given, shape)
+            given = replace(after, scales=max(given.scales, after.scales))
+        return given
 
     def restore(self, now: State, old: State, new: State) -> State:
         """See `Stage.restore`."""
-        kept: list[Array] = []
-        at = 0
-        for stage in self.stages:
-            cut = slice(at, at + stage.remembers)
-            at += stage.remembers
-            kept.extend(stage.restore(now[cut], old[cut], new[cut]))
-        return tuple(kept)
+        return self.stages[0].restore(now, old, new) if self.stages else now
 
 
 def _why(first: str, second: str) -> str:

@@ -20,10 +20,9 @@ from zkv_codecs import indices as coding
 from zkv_codecs import spec
 from zkv_codecs.chain import Chain
 from zkv_codecs.feedback import Encoded
-from zkv_codecs.packed import Packed
+from zkv_codecs.packed import Packed, Sizes, Stage
 
 SEED_MAX = 2**63 - 1
-NO_SCALES: Array = np.empty(0, np.float32)
 
 
 def to_payload(encoded: Encoded) -> tuple[Form, Array]:
@@ -32,11 +31,12 @@ def to_payload(encoded: Encoded) -> tuple[Form, Array]:
     sections = [packed.values]
     if packed.scales is not None:
         sections.append(packed.scales)
-    name = ""
+    name, coded = "", 0
     if packed.indices is not None:
         name = coding.best(packed.indices, packed.size)
         sections.append(coding.encode(name, packed.indices, packed.size))
-    form = Form(packed.count, name, packed.seed)
+        coded = sections[-1].size
+    form = Form(packed.count, name, coded, packed.seed)
     if len(sections) == 1:
         return form, packed.values.view(np.uint8)
     sections.sort(key=lambda one: -one.itemsize)
@@ -57,24 +57,31 @@ def from_payload(codec: str, form: Form, payload: Array, shape: tuple[int, ...])
     except ValueError as error:
         raise ProtocolError(str(error)) from error
     packed = Packed(payload, shape, seed=form.seed)
-    size = packed.size
-    _check_count(chain, form, size)
-    values, scales, rest = _sections(chain, form, payload)
+    _check_count(chain, form, packed.size)
+    first = chain.stages[0] if chain.sparse else None
+    told = first is not None and first.positions_travel
+    if form.coded > payload.size or (not told and (form.coded or form.coding)):
+        raise ProtocolError(
+            f"codec {codec}: {form.coded} bytes of positions in {form.coding!r}, in a payload of "
+            f"{payload.size}; it {'has to send them' if told else 'sends none'}"
+        )
+    cut = payload.size - form.coded
+    stages = chain.stages[1:] if first is not None else chain.stages
+    before, sizes = _expected(stages, form.count, shape)
+    values, scales = _sections(codec, sizes, payload[:cut])
     if not np.isfinite(scales).all():
         raise ProtocolError(f"codec {codec}: a scale is NaN or infinite")
-    indices = None
-    if chain.sparse and chain.stages[0].positions_travel:
-        indices = coding.decode(form.coding, rest, form.count, size)
-    elif form.coding or rest.size:
-        raise ProtocolError(f"codec {codec}: {rest.size} bytes of positions where it sends none")
-    kept = form.count if chain.sparse else None
-    packed = replace(packed, values=values, scales=scales, indices=indices, kept=kept)
+    packed = replace(packed, values=values, scales=scales, before=before)
+    if first is not None:
+        packed = replace(packed, kept=form.count)
+    if told:
+        indices = coding.decode(form.coding, payload[cut:], form.count, packed.size)
+        packed = replace(packed, indices=indices)
     return Encoded(chain, packed)
 
 
 def _check_count(chain: Chain, form: Form, size: int) -> None:
     """Check how many values the first stage is said to have left."""
-    most = size
     if chain.sparse:
         most = chain.stages[0].sizes(size).values
         if form.count > most:
@@ -87,21 +94,29 @@ def _check_count(chain: Chain, form: Form, size: int) -> None:
         raise ProtocolError(f"codec {chain.text}: seed {form.seed} is above 2**63 - 1")
 
 
-def _sections(chain: Chain, form: Form, payload: Array) -> tuple[Array, Array, Array]:
-    """Cut a payload into values, scales and coded positions."""
-    own = Chain(chain.stages[1:]) if chain.sparse else chain
-    sizes = own.sizes(form.count)
-    parts = [(sizes.dtype, sizes.values)]
-    if sizes.scales:
-        parts.append((np.dtype(np.float32), sizes.scales))
-    found: dict[int, Array] = {}
-    at = 0
-    for number, (dtype, count) in sorted(enumerate(parts), key=lambda one: -one[1][0].itemsize):
-        stop = at + count * dtype.itemsize
-        if stop > payload.size:
-            raise ProtocolError(
-                f"codec {chain.text}: {payload.size} bytes, {stop} at least expected"
-            )
-        found[number] = payload[at:stop].view(dtype)
-        at = stop
-    return found[0], found.get(1, NO_SCALES), payload[at:]
+def _expected(
+    stages: tuple[Stage, ...], count: int, shape: tuple[int, ...]
+) -> tuple[Sizes | None, Sizes]:
+    """Return what goes into the lossless stage, if there is one, and what comes out at the end."""
+    given = Sizes(np.dtype(np.float32), count)
+    if stages and stages[-1].kind == "lossless":
+        before = Chain(stages[:-1]).sizes_after(given, shape)
+        return before, replace(stages[-1].sizes_after(before, shape), scales=before.scales)
+    return None, Chain(stages).sizes_after(given, shape)
+
+
+def _sections(codec: str, sizes: Sizes, payload: Array) -> tuple[Array, Array]:
+    """Cut a payload into values and scales."""
+    scale_bytes = 4 * sizes.scales
+    value_bytes = sizes.values * sizes.dtype.itemsize
+    if sizes.at_most:
+        value_bytes = min(value_bytes, max(0, payload.size - scale_bytes))
+    if payload.size != value_bytes + scale_bytes:
+        raise ProtocolError(
+            f"codec {codec}: {payload.size} bytes, {value_bytes + scale_bytes} expected"
+        )
+    # The larger elements stand first; of equal ones, the values.
+    cut = value_bytes if sizes.dtype.itemsize >= 4 else scale_bytes
+    one, two = payload[:cut], payload[cut:]
+    values, scales = (one, two) if sizes.dtype.itemsize >= 4 else (two, one)
+    return values.view(sizes.dtype), scales.view(np.float32)

@@ -41,6 +41,9 @@ class Packed:
     """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
     kept: int | None = None
     """How many elements a sparsifier has left; None: all."""
+    before: Sizes | None = None
+    """What went into a lossless stage. Not on the wire: a receiver knows it from the stages before
+    that one, and sets it, and so bounds what is decompressed."""
 
     @property
     def count(self) -> int:
@@ -83,6 +86,8 @@ class Sizes:
     """Of the values that come out."""
     values: int
     scales: int = 0
+    at_most: bool = False
+    """Whether there may be fewer values: what a lossless stage gives depends on them."""
 
 
 class Stage:
@@ -98,8 +103,8 @@ class Stage:
     """Whether the mean of many encodings differs from what was given: error feedback wanted."""
     feedback: ClassVar[bool] = True
     """Whether error feedback may be put around it."""
-    remembers: ClassVar[int] = 0
-    """How many arrays its state has."""
+    remembers: ClassVar[bool] = False
+    """Whether it has a state: then it must be a chain's first stage."""
     positions_travel: ClassVar[bool] = True
     """Of a sparsifier: whether the receiver is told the positions, or draws them again."""
     families: ClassVar[tuple[str, ...]] = ()
@@ -151,8 +156,15 @@ class Stage:
         return packed.indices
 
     def sizes(self, count: int) -> Sizes:
-        """Return what is sent for `count` values; a receiver refuses anything else."""
+        """Return what is sent for `count` float32 values of a flat array."""
         raise NotImplementedError
+
+    def sizes_after(self, given: Sizes, shape: Sequence[int]) -> Sizes:
+        """Return what is sent when `given` goes in; a receiver refuses anything else.
+
+        `shape` is the dense array's. Only stages that look at more than the count override this.
+        """
+        return self.sizes(given.values)
 
     def restore(self, now: State, old: State, new: State) -> State:
         """Return the state `now` without the step that led from `old` to `new`.

@@ -12,6 +12,8 @@ from functools import lru_cache
 from zkv_codecs.chain import Chain
 from zkv_codecs.feedback import Codec, Dgc, ErrorFeedback
 from zkv_codecs.ints import Int8
+from zkv_codecs.lossless import Lz4, Zstd
+from zkv_codecs.lowrank import PowerSgd
 from zkv_codecs.packed import Stage
 
 TEXT_MAX = 200
@@ -64,6 +66,9 @@ def number(where: str, text: str, example: str) -> float:
 
 STAGES: dict[str, _Make] = {
     "int8": _whole(Int8, 256),
+    "powersgd": _whole(PowerSgd),
+    "zstd": _whole(Zstd, 1),
+    "lz4": _plain(Lz4),
 }
 """How to read each stage, by name."""
 

@@ -164,7 +164,7 @@ class Encoder:
         if codec == NONE and memory is None:
             return Sealed(values.copy())
         given = dense(widen(values, layout.dtype(block)))
-        given = replace(given, shape=shape_of(layout, block))
+        given = replace(given, shape=layout.shape(block))
         if memory is None:
             memory = self._memories[block.bid] = _Memory(codec, codec.start(given.shape))
         elif memory.codec != codec:
@@ -184,14 +184,3 @@ class Encoder:
 
     def _seed(self, batch: int, bid: int) -> int:
         return ((self.seed * GOLDEN + batch) * GOLDEN + bid + 1) * GOLDEN & SEED_BITS
-
-
-def shape_of(layout: Layout, block: BlockSpec) -> tuple[int, ...]:
-    """Return the shape that a codec sees: rows of the key where a block has whole ones."""
-    if len(block.segments) != 1:
-        return (block.size,)
-    shape = layout.entries[block.kids[0]].spec.shape
-    row = int(np.prod(shape[1:], dtype=np.int64))
-    if len(shape) < 2 or not row or block.size % row or block.segments[0].start % row:
-        return (block.size,)
-    return (block.size // row, row)
