@@ -15,15 +15,22 @@ ORDERS_MAX = 2
 """Permutations that are kept: while one pass begins, samples of the one before may come back."""
 
 
+def check_shard(data: Shard) -> Shard:
+    """Return what a loop over batches is given.
+
+    Raises:
+        TypeError: it is no shard.
+    """
+    if not isinstance(data, Shard):
+        raise TypeError(f"batches takes what zkv.data.shard(n) returns, not {type(data).__name__}")
+    return data
+
+
 class Source:
     """One loop over `worker.batches(data)`."""
 
     def __init__(self, shard: Shard) -> None:
-        if not isinstance(shard, Shard):
-            raise TypeError(
-                f"batches takes what zkv.data.shard(n) returns, not {type(shard).__name__}"
-            )
-        self.shard = shard
+        self.shard = check_shard(shard)
         self._orders: dict[int, Array] = {}
         self._last: AnyBatch | None = None
 
