@@ -15,6 +15,7 @@ from harness import Cluster, until
 
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
+from zkv.pool import Pool
 from zkv_brokers.group import Group
 
 POLICIES = ("bsp", "asp", "ssp:1", "k-bsp:2", "k-batch-bsp:2", "k-asp:2", "k-batch-asp:2")
@@ -98,3 +99,11 @@ async def blocked(made: Cluster, rank: int) -> str:
 def version(made: Cluster) -> int:
     """Return the model's version at the broker."""
     return model(made).sync.version
+
+
+def pool(made: Cluster) -> Pool:
+    """Return the pool of samples at the broker; it is there once somebody has named it."""
+    assert made.broker.router is not None
+    found = made.broker.router.groups.draws.pool
+    assert found is not None
+    return found

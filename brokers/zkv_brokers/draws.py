@@ -53,7 +53,7 @@ class Draws:
         elif self.pool.shard != shard:
             raise Refused(
                 f"{worker} names {shard}, but the workers of this run share {self.pool.shard}: "
-                "all must name the same"
+                "all must name the same (local.batches(data) draws h * size at once)"
             )
         self._named.add(worker.incarnation)
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crew import POLICIES, begun, crew, end, model, ones
+from crew import POLICIES, begun, crew, end, model, ones, pool
 from harness import Cluster, cluster, until
 from simcluster import Options, simulate
 
 import zkv
 from zkv.aio import AsyncBatch, AsyncWorker
 from zkv.errors import Refused
-from zkv.pool import Pool, Shard, permutation
+from zkv.pool import Shard, permutation
 from zkv_brokers import draws as dr
 
 SGD = "sgd:lr=1"
@@ -27,14 +27,6 @@ LOST_S = 1.2
 """How long a worker may be silent here: two beats and a bit."""
 Seen = list[tuple[int, int]]
 """(pass, sample) of each sample of committed batches."""
-
-
-def pool(made: Cluster) -> Pool:
-    """Return the pool at the broker."""
-    assert made.broker.router is not None
-    found = made.broker.router.groups.draws.pool
-    assert found is not None
-    return found
 
 
 def is_idle(made: Cluster, rank: int) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from crew import crew
-from harness import cluster
+from harness import cluster, until
 
 from zkv.optim import init_slots, rule, update
 from zkv.sums import weighted_mean
@@ -113,6 +115,29 @@ async def test_an_exception_withdraws_the_round_and_the_next_one_begins_anew() -
                     batch.params["w"] -= 1
         assert await local.last.wait() == "committed"
         assert (await worker.pull("w")).tolist() == [-2.0, -1.0, 0.0, 1.0]
+
+
+async def test_a_cancelled_round_ends_with_its_local_batch_and_the_next_one_begins_anew() -> None:
+    async with (
+        cluster(1, policy_text="k-bsp:1", optimizer="sgd:lr=1") as made,
+        crew(made, 2, START) as (worker, other),
+        worker.local(h=3) as local,
+    ):
+
+        async def late() -> None:
+            async with local.batch() as mine:
+                mine.params["w"] += 100
+                await until(lambda: mine.cancelled, what="the cancellation")
+
+        await asyncio.gather(late(), work(other, 1, 1))
+        assert await local.last.wait() == "cancelled"
+        for _ in range(3):
+            async with local.batch() as batch:
+                assert batch.version == 1
+                batch.params["b"] -= 1
+        assert await local.last.wait() == "committed"
+        np.testing.assert_array_equal(await worker.pull("w"), batch.params["w"])
+        assert worker.stats()["outcomes"] == {"committed": 1, "discarded": 0, "cancelled": 1}
 
 
 @pytest.mark.parametrize("h", [0, -1, 1.5, True])

@@ -153,11 +153,24 @@ class AnyBatch:
         self._grant(grant)
 
     def abandon(self) -> None:
-        """Give up what was handed out."""
+        """Give up what was handed out, entered or not: nothing of it counts."""
         if self._state is not None:
-            self._running.pop(self._state.number, None)
-            self._withdrawn = True
-            self._feed(s.Withdraw(self._state.number))
+            self._stop(self._state)
+            self._withdraw(self._state)
+
+    def _stop(self, state: BatchState) -> None:
+        """Nothing is computed on this batch any more."""
+        if self._computing is not None:
+            self._spent_s, self._computing = self._computing.stop(), None
+        self._running.pop(state.number, None)
+
+    def _withdraw(self, state: BatchState) -> None:
+        self._withdrawn = True
+        self._encoder.settled(state.number, counted=False)
+        # Who has left meanwhile has nothing to withdraw, and an error that left the block matters
+        # more.
+        with contextlib.suppress(Closed):
+            self._feed(s.Withdraw(state.number))
 
     def _grant(self, grant: s.Grant | None) -> None:
         if grant is None:
@@ -169,7 +182,8 @@ class AnyBatch:
             self._feed(s.Withdraw(grant.batch))
             raise Refused(
                 "this run deals its samples out with the batches: take them from "
-                "worker.batches(data), not from worker.batch()"
+                "worker.batches(data), not from worker.batch(), and those of local rounds from "
+                "local.batches(data)"
             )
         self._encoder.use(grant.codec)
         self._state = self._running[grant.batch] = BatchState(grant, self._weight, self._encoder)
@@ -181,15 +195,9 @@ class AnyBatch:
     def _end(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
         """Leave the block: return what finishes the batch, or None if an exception withdraws it."""
         state = self._open
-        if self._computing is not None:
-            self._spent_s = self._computing.stop()
-        self._running.pop(state.number, None)
+        self._stop(state)
         if error is not None and not isinstance(error, Cancelled):
-            self._withdrawn = True
-            self._encoder.settled(state.number, counted=False)
-            # The block's own error matters more than that the worker has left meanwhile.
-            with contextlib.suppress(Closed):
-                self._feed(s.Withdraw(state.number))
+            self._withdraw(state)
             return None
         if not state.cancelled:
             for bid, sealed in state.packer.rest():

@@ -249,7 +249,8 @@ class Worker:
         """Return rounds of `h` local batches: one contribution for what each round has changed.
 
         ``with worker.local(h=8) as local:``, and in it ``with local.batch(weight=32) as batch:``,
-        whose `batch.params` are the worker's own and changed in place by a rule of your own.
+        whose `batch.params` are the worker's own and changed in place by a rule of your own. Where
+        the run deals the samples out: ``for batch in local.batches(data):``, see `Local.batches`.
         """
         return Local(self, h)
 

@@ -9,134 +9,27 @@ there makes plain averaging.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from zkv.dtypes import Array
-from zkv.errors import Cancelled
-from zkv_workers.batch import AnyBatch
-from zkv_workers.faces import Key
-from zkv_workers.model import check_weight
+from zkv.pool import Shard
+from zkv_workers.rounds import AnyLocalBatch, Part, Rounds
 
 if TYPE_CHECKING:
     from zkv_workers.aio import AsyncBatch, AsyncWorker
     from zkv_workers.blocking import Batch, Worker
 
 
-class _Round:
-    """One round: `h` local batches on one version of the model, and their weight so far."""
+class LocalBatch(AnyLocalBatch):
+    """One local batch as a context manager (made by `Local.batch` and `Local.batches`)."""
 
-    def __init__(self, batch: AnyBatch) -> None:
-        self.batch = batch
-        self.start = {key: value.copy() for key, value in batch.params.items()}
-        self.done = 0
-        self.weight = 0.0
-
-    def contribute(self) -> None:
-        """Push start − end of every trained key; the weight is all that the round has seen."""
-        self.batch.set_weight(self.weight)
-        pushed: set[int] = set()
-        for key, end in self.batch.params.items():
-            if end.dtype.kind in "iu" or id(end) in pushed:
-                continue
-            pushed.add(id(end))
-            self.batch.push(key, (self.start[key] - end).astype(end.dtype, copy=False))
-
-
-class _LocalBatch:
-    """One local batch: the round's parameters, to be changed in place."""
-
-    def __init__(self, weight: float) -> None:
-        self._weight = check_weight(weight)
-        self._round: _Round | None = None
-
-    @property
-    def _open(self) -> _Round:
-        if self._round is None:
-            raise RuntimeError("use the local batch inside its block")
-        return self._round
-
-    @property
-    def params(self) -> dict[Key, Array]:
-        """The worker's own copy of the model: change it in place.
-
-        Raises:
-            Cancelled: the round no longer counts; the block swallows it.
-        """
-        return self._open.batch.params
-
-    def __getitem__(self, key: Key) -> Array:
-        return self.params[key]
-
-    @property
-    def version(self) -> int:
-        """The model version that the round began with."""
-        return self._open.batch.version
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the policy has cancelled the round."""
-        return self._open.batch.cancelled
-
-
-def check_h(h: int) -> int:
-    """Return the number of local batches of a round.
-
-    Raises:
-        ValueError: it is less than 1.
-    """
-    if type(h) is not int or h < 1:
-        raise ValueError(f"h={h!r}: a round has at least one local batch")
-    return h
-
-
-_Left = tuple[bool, BaseException | None]
-
-
-class _Rounds:
-    """What both faces decide alike: when a round is over, and how its batch is left."""
-
-    def __init__(self, h: int) -> None:
-        self._h = check_h(h)
-        self._round: _Round | None = None
-
-    def _leave(
-        self, weight: float, error: BaseException | None
-    ) -> tuple[bool, BaseException | None]:
-        """Leave a local batch; return whether the round's batch is left too, and with which
-        error."""
-        current = self._round
-        if current is None or error is not None:
-            self._round = None
-            return True, error
-        current.done += 1
-        current.weight += weight
-        if current.done < self._h and not current.batch.cancelled:
-            return False, None
-        return self._close(None)
-
-    def _close(self, error: BaseException | None) -> _Left:
-        """End the round, early or not: what it has changed is its contribution."""
-        current, self._round = self._round, None
-        if current is None:
-            return False, None
-        if error is None:
-            try:
-                current.contribute()
-            except Cancelled as cancelled:
-                return True, cancelled
-        return True, error
-
-
-class LocalBatch(_LocalBatch):
-    """One local batch as a context manager (made by `Local.batch`)."""
-
-    def __init__(self, local: Local, weight: float) -> None:
-        super().__init__(weight)
+    def __init__(self, local: Local, weight: float, part: Part | None = None) -> None:
+        super().__init__(weight, part)
         self._local = local
 
     def __enter__(self) -> LocalBatch:
-        self._round = self._local._begin()
+        self._local._begin(self)
         return self
 
     def __exit__(
@@ -145,12 +38,12 @@ class LocalBatch(_LocalBatch):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        return self._local._exit(*self._local._leave(self._weight, error))
+        return self._local._exit(*self._local._leave(self, error))
 
 
-class Local(_Rounds):
+class Local(Rounds):
     """Rounds of `h` local batches. Use it as a context manager, so that a part of a round
-    counts."""
+    counts, or (of `batches`) its samples are dealt out again."""
 
     def __init__(self, worker: Worker, h: int) -> None:
         super().__init__(h)
@@ -159,14 +52,52 @@ class Local(_Rounds):
         """The batch that carries the newest round; its `outcome` tells what became of it."""
 
     def batch(self, weight: float = 1.0) -> LocalBatch:
-        """Return the next local batch, of `weight` samples."""
+        """Return the next local batch, of `weight` samples.
+
+        Raises:
+            RuntimeError: (when it is entered) `batches` was used here before.
+        """
         return LocalBatch(self, weight)
 
-    def _begin(self) -> _Round:
-        if self._round is None:
+    def batches(self, data: Shard) -> Iterator[LocalBatch]:
+        """Return all local batches that the run deals to this worker: ``for batch in …: with
+        batch:``.
+
+        Each round draws `h * data.size` samples at once, and hands them out `data.size` at a time:
+        `batch.samples` are their numbers, `batch.pass_number` is the pass they are of, and their
+        number is the weight. The last round of a pass may have fewer local batches, and its last
+        one fewer samples. Every worker of the run takes its batches from here, of equal `data` and
+        `h` (or from `worker.batches` with `h` times the size); the loop ends when all passes are
+        done.
+
+        The samples of a round count together, or none does. If the policy cancels the round, the
+        rest of it is not handed out: its samples come back (`data.retry`), and the loop goes on
+        with a new draw. If an exception leaves one of its blocks, the round is withdrawn: what it
+        has computed does not count, and its samples are dealt to this worker again, or come back
+        when it takes no more. So is a round that is not complete when `with worker.local(h):` is
+        left or another loop begins, since samples that nobody has computed would count with it: to
+        stop early without loss, leave the loop where a round ends (`local.last.outcome` is not
+        "open").
+
+        Raises:
+            Refused: the other workers share other data or another `h`, or take their batches
+                without any.
+            RuntimeError: a batch was not entered, or not left, before the next one; or
+                `batch(weight)` was used here before.
+            TypeError: `data` is no shard.
+        """
+        for carrier in self._worker.batches(self._draws(data)):
+            self.last = carrier
+            for part in self._deal(carrier.__enter__(), data.size):
+                batch = LocalBatch(self, len(part[1]), part)
+                yield batch
+                self._exit(*self._go_on(batch))
+
+    def _begin(self, batch: LocalBatch) -> None:
+        if self._needs_round(batch):
             self.last = self._worker.batch()
-            self._round = _Round(self.last.__enter__())
-        return self._round
+            self._start(self.last.__enter__(), self._h, dealt=False)
+        self._enter(batch)
 
     def _exit(self, left: bool, error: BaseException | None) -> bool:
         if not left or self.last is None:
@@ -185,15 +116,16 @@ class Local(_Rounds):
         self._exit(*self._close(error))
 
 
-class AsyncLocalBatch(_LocalBatch):
-    """One local batch as an async context manager (made by `AsyncLocal.batch`)."""
+class AsyncLocalBatch(AnyLocalBatch):
+    """One local batch as an async context manager (made by `AsyncLocal.batch` and
+    `AsyncLocal.batches`)."""
 
-    def __init__(self, local: AsyncLocal, weight: float) -> None:
-        super().__init__(weight)
+    def __init__(self, local: AsyncLocal, weight: float, part: Part | None = None) -> None:
+        super().__init__(weight, part)
         self._local = local
 
     async def __aenter__(self) -> AsyncLocalBatch:
-        self._round = await self._local._begin()
+        await self._local._begin(self)
         return self
 
     async def __aexit__(
@@ -202,10 +134,10 @@ class AsyncLocalBatch(_LocalBatch):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        return await self._local._exit(*self._local._leave(self._weight, error))
+        return await self._local._exit(*self._local._leave(self, error))
 
 
-class AsyncLocal(_Rounds):
+class AsyncLocal(Rounds):
     """Rounds of `h` local batches, for asyncio (see `Local`)."""
 
     def __init__(self, worker: AsyncWorker, h: int) -> None:
@@ -215,14 +147,24 @@ class AsyncLocal(_Rounds):
         """The batch that carries the newest round; its `outcome` tells what became of it."""
 
     def batch(self, weight: float = 1.0) -> AsyncLocalBatch:
-        """Return the next local batch, of `weight` samples."""
+        """Return the next local batch, of `weight` samples (see `Local.batch`)."""
         return AsyncLocalBatch(self, weight)
 
-    async def _begin(self) -> _Round:
-        if self._round is None:
+    async def batches(self, data: Shard) -> AsyncIterator[AsyncLocalBatch]:
+        """Return all local batches that the run deals to this worker (see `Local.batches`):
+        ``async for batch in …: async with batch:``."""
+        async for carrier in self._worker.batches(self._draws(data)):
+            self.last = carrier
+            for part in self._deal(await carrier.__aenter__(), data.size):
+                batch = AsyncLocalBatch(self, len(part[1]), part)
+                yield batch
+                await self._exit(*self._go_on(batch))
+
+    async def _begin(self, batch: AsyncLocalBatch) -> None:
+        if self._needs_round(batch):
             self.last = self._worker.batch()
-            self._round = _Round(await self.last.__aenter__())
-        return self._round
+            self._start(await self.last.__aenter__(), self._h, dealt=False)
+        self._enter(batch)
 
     async def _exit(self, left: bool, error: BaseException | None) -> bool:
         if not left or self.last is None:

@@ -11,15 +11,22 @@ from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
 
 
+def check_shard(data: Shard) -> Shard:
+    """Return what a loop over batches is given.
+
+    Raises:
+        TypeError: it is no shard.
+    """
+    if not isinstance(data, Shard):
+        raise TypeError(f"batches takes what zkv.data.shard(n) returns, not {type(data).__name__}")
+    return data
+
+
 class Source:
     """One loop over `worker.batches(data)`."""
 
     def __init__(self, shard: Shard) -> None:
-        if not isinstance(shard, Shard):
-            raise TypeError(
-                f"batches takes what zkv.data.shard(n) returns, not {type(shard).__name__}"
-            )
-        self.shard = shard
+        self.shard = check_shard(shard)
         self._orders = Orders(shard)
         self._last: AnyBatch | None = None
 
