@@ -61,6 +61,13 @@ def test_the_wheel_holds_every_module_of_the_tree(built):
     assert expected <= wheel_names(built)
 
 
+def test_the_wheel_holds_the_text_of_cudas_kernels(built):
+    texts = sorted((ROOT / "codecs/zkv_codecs").rglob("*.cu"))
+    assert texts
+    expected = {path.relative_to(ROOT / "codecs").as_posix() for path in texts}
+    assert expected <= wheel_names(built)
+
+
 def test_every_package_in_the_wheel_is_typed(built):
     assert {f"{package}/py.typed" for package in PACKAGES} <= wheel_names(built)
 
