@@ -241,7 +241,7 @@ class AsyncWorker:
 
     def stats(self) -> dict[str, Any]:
         """Return this worker's own figures: batches, outcomes, seconds, bytes."""
-        return faces.stats(self._driver, self._ledger)
+        return faces.stats(self._driver, self._ledger, self._encoder)
 
     async def leave(self) -> None:
         """Stop taking part: what was finished still counts, nobody waits for this worker any
@@ -262,7 +262,7 @@ class AsyncWorker:
         await self.leave()
         if self._made is not None:
             if self._member is not None and not self._closed:
-                figures.write(self._config, self._member, self._made, self._ledger)
+                figures.write(self._config, self._member, self._made, self._ledger, self._encoder)
             self._closed = True
             self._made.close()
 

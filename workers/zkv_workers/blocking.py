@@ -317,7 +317,7 @@ class Worker:
     def stats(self) -> dict[str, Any]:
         """Return this worker's own figures: batches, outcomes, seconds, bytes."""
         self._check()
-        return faces.stats(self._driver, self._ledger)
+        return faces.stats(self._driver, self._ledger, self._encoder)
 
     def leave(self) -> None:
         """Stop taking part: what was finished still counts, nobody waits for this worker any
@@ -337,7 +337,7 @@ class Worker:
         if os.getpid() != self._pid or self._loop.is_closed():
             return
         self.leave()
-        figures.write(self._config, self._member, self._driver, self._ledger)
+        figures.write(self._config, self._member, self._driver, self._ledger, self._encoder)
         self._stop()
         atexit.unregister(self.close)
 

@@ -7,6 +7,8 @@ taken in before the next block is encoded. Knows no messages and no sockets.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +27,7 @@ from zkv_codecs.plan import NONE, Plan, plan
 
 GOLDEN = 0x9E3779B97F4A7C15
 SEED_BITS = (1 << 63) - 1
+SUMS = ("bytes_before", "bytes_after", "encode_s", "residual_square")
 
 
 @dataclass(slots=True)
@@ -54,11 +57,14 @@ class _Step:
 
 
 @dataclass(slots=True)
-class Ledger:
-    """What encoding has saved and cost, by key."""
+class Account:
+    """What encoding one block has saved and cost."""
 
+    codec: str = "none"
+    """The one in use."""
     bytes_before: int = 0
     bytes_after: int = 0
+    encode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,8 @@ class Encoder:
 
     seed: int = 0
     backend: Backend = field(default_factory=fastest)
-    ledgers: dict[str | int, Ledger] = field(default_factory=dict)
+    accounts: dict[int, Account] = field(default_factory=dict)
+    """By block; those that were never encoded have none."""
     text: str = "none"
     """Of the plan in use."""
     _plan: Plan = field(default_factory=Plan)
@@ -173,6 +180,7 @@ class Encoder:
         owed, memory.owed = memory.owed, None
         if owed is not None:
             given = replace(given, values=given.values + owed)
+        began = time.perf_counter()
         old = memory.state
         encoded, memory.state = codec.encode(given, old, self._seed(batch, block.bid), self.backend)
         step = _Step(block.bid, codec, old, memory.state, owed)
@@ -180,7 +188,33 @@ class Encoder:
         form, payload = to_payload(encoded)
         if np.may_share_memory(payload, values):
             payload = payload.copy()
+        account = self.accounts.setdefault(block.bid, Account())
+        account.codec = codec.text
+        account.bytes_before += values.nbytes
+        account.bytes_after += payload.nbytes
+        account.encode_s += time.perf_counter() - began
         return Sealed(payload, encoded.chain.text, form)
+
+    def report(self, layout: Layout) -> dict[str | int, dict[str, float | str]]:
+        """Return, for each key that codecs have encoded: bytes before and after, seconds, and the
+        norm of what is remembered. Of a block of several keys, each has its part by elements."""
+        found: dict[str | int, dict[str, float | str]] = {}
+        for bid, account in list(self.accounts.items()):
+            block, memory = layout.blocks[bid], self._memories[bid]
+            carried = memory.codec.carried(memory.state)
+            square = 0.0 if carried is None else float(np.dot(carried, carried))
+            for segment in block.segments:
+                part = (segment.stop - segment.start) / max(1, block.size)
+                row = found.setdefault(
+                    layout.entries[segment.kid].spec.key,
+                    {"codec": account.codec, **dict.fromkeys(SUMS, 0.0)},
+                )
+                of_block = (account.bytes_before, account.bytes_after, account.encode_s, square)
+                for name, value in zip(SUMS, of_block, strict=True):
+                    row[name] = float(row[name]) + value * part
+        for row in found.values():
+            row["residual_norm"] = math.sqrt(float(row.pop("residual_square")))
+        return found
 
     def _seed(self, batch: int, bid: int) -> int:
         return ((self.seed * GOLDEN + batch) * GOLDEN + bid + 1) * GOLDEN & SEED_BITS

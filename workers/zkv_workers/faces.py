@@ -13,6 +13,7 @@ from zkv.layout import check_key
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
+from zkv_workers.encoding import Encoder
 from zkv_workers.model import as_arrays, check_weight, specs_of
 from zkv_workers.packing import check_gradient, to_host, unpack
 
@@ -117,7 +118,7 @@ def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key
     return key, stored_view(array, dtype_of(array)).copy(), check_weight(weight)
 
 
-def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
+def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
     """Return a worker's figures as plain data: counts, seconds, bytes.
 
     `communication_s` is from each grant until the model's last block was here: a part of `wait_s`
@@ -141,6 +142,7 @@ def stats(driver: Driver, ledger: Ledger) -> dict[str, Any]:
         "bytes_up": session.uploads.bytes_sent,
         "bytes_down": session.downloads.bytes_received,
         "bytes_unacknowledged": session.uploads.unacknowledged(),
+        "codecs": encoder.report(session.layout),
     }
 
 

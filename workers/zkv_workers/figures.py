@@ -17,6 +17,7 @@ from typing import Any
 from zkv_workers import faces
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
+from zkv_workers.encoding import Encoder
 from zkv_workers.signals import Membership
 
 log = logging.getLogger("zkv.worker")
@@ -27,14 +28,20 @@ def wanted(config: SessionConfig) -> bool:
     return bool(config.report) and not config.observer
 
 
-def write(config: SessionConfig, member: Membership, driver: Driver, ledger: faces.Ledger) -> None:
+def write(
+    config: SessionConfig,
+    member: Membership,
+    driver: Driver,
+    ledger: faces.Ledger,
+    encoder: Encoder,
+) -> None:
     """Leave `figures-RANK-INCARNATION.json` in the report folder, if there is one to be left.
 
     The file is complete or not there. A folder that cannot be written to is a warning.
     """
     if not wanted(config):
         return
-    plain: dict[str, Any] = faces.stats(driver, ledger)
+    plain: dict[str, Any] = faces.stats(driver, ledger, encoder)
     plain |= {
         "rank": member.number,
         "incarnation": member.incarnation,
