@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from crew import crew, pool
 from harness import Cluster, cluster, until
-from tokens import SGD, TOKENS, Mine, assert_once_per_pass, compute, handed, the_rest, tokens
+from tokens import SGD, TOKENS, Mine, assert_once_per_pass, compute, handed, the_rest, tokens, train
 
 import zkv
 from zkv.errors import Refused
@@ -178,6 +178,28 @@ async def test_blocking_each_sample_counts_once_per_pass(policy: str, h: int) ->
     assert sum(counted for counted, _ in results) == 62
     for _, model in results:
         np.testing.assert_array_equal(model, np.full(31, -2, np.float32))
+
+
+def leave_in_mid_round(address: str, shard: Shard) -> str:
+    """Compute a part of a round, go, and then leave the round's block."""
+    with zkv.connect(address, rank=0, world=1, wait_timeout_s=15.0) as worker:
+        worker.init(tokens(shard.n), reduce="sum")
+        with worker.local(h=3) as local:
+            with next(local.batches(shard)) as batch:
+                compute(batch)
+            worker.leave()
+        return local.last.outcome
+
+
+async def test_blocking_a_worker_may_leave_in_mid_round() -> None:
+    shard = zkv.data.shard(12, size=2)
+    async with cluster(1, optimizer=SGD) as made:
+        assert await asyncio.to_thread(leave_in_mid_round, made.address, shard) == "withdrawn"
+        async with made.worker(1) as other:
+            await other.init(tokens(12), reduce="sum")
+            await train(other, shard, 3)
+            await assert_once_per_pass(made, other, shard)
+            assert pool(made).shares[0].counted == 0
 
 
 class Slow:

@@ -19,7 +19,7 @@ from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import AsyncLocal
-from zkv_workers.model import BatchState, ConnectOptions, session_config
+from zkv_workers.model import ConnectOptions, Running, session_config
 from zkv_workers.samples import Source
 
 log = logging.getLogger("zkv.worker")
@@ -30,7 +30,7 @@ class AsyncBatch(AnyBatch):
 
     def __init__(self, worker: AsyncWorker, weight: float) -> None:
         super().__init__(
-            weight, worker._ledger, worker._batches, worker._driver.feed, worker._encoder
+            weight, worker._ledger, worker._running, worker._driver.feed, worker._encoder
         )
         self._worker = worker
 
@@ -90,7 +90,7 @@ class AsyncWorker:
         self._route = route
         self._ledger = Ledger(keeps=figures.wanted(config))
         self._encoder = Encoder()
-        self._batches: dict[int, BatchState] = {}
+        self._running = Running()
         self._member: s.Membership | None = None
         self._made: Driver | None = None
         self._closed = False
@@ -111,7 +111,7 @@ class AsyncWorker:
             missing.
         """
         self._made = Driver(self._config, route=self._route)
-        self._made.cancelled = self._cancelled
+        self._made.cancelled = self._running.cancel
         try:
             self._member = await self._made.call(s.Join)
             self._encoder.seed = self._member.number
@@ -119,11 +119,6 @@ class AsyncWorker:
             self._made.close()
             raise
         return self
-
-    def _cancelled(self, batch: int) -> None:
-        state = self._batches.get(batch)
-        if state is not None:
-            state.cancelled = True
 
     @property
     def rank(self) -> int:

@@ -12,7 +12,7 @@ from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger
-from zkv_workers.model import BatchState, check_weight
+from zkv_workers.model import BatchState, Running, check_weight
 
 
 class AnyBatch:
@@ -22,7 +22,7 @@ class AnyBatch:
         self,
         weight: float,
         ledger: Ledger,
-        running: dict[int, BatchState],
+        running: Running,
         feed: Callable[[s.Input], None],
         encoder: Encoder,
     ) -> None:
@@ -162,7 +162,7 @@ class AnyBatch:
         """Nothing is computed on this batch any more."""
         if self._computing is not None:
             self._spent_s, self._computing = self._computing.stop(), None
-        self._running.pop(state.number, None)
+        self._running.remove(state.number)
 
     def _withdraw(self, state: BatchState) -> None:
         self._withdrawn = True
@@ -186,7 +186,7 @@ class AnyBatch:
                 "local.batches(data)"
             )
         self._encoder.use(grant.codec)
-        self._state = self._running[grant.batch] = BatchState(grant, self._weight, self._encoder)
+        self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
 
     def _begin(self) -> None:
         self._entered = True

@@ -24,7 +24,7 @@ from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import Local
-from zkv_workers.model import BatchState, ConnectOptions, session_config
+from zkv_workers.model import ConnectOptions, Running, session_config
 from zkv_workers.samples import Source
 from zkv_workers.waiting import Pushed, copy_result, narrated
 
@@ -35,7 +35,7 @@ class Batch(AnyBatch):
     """One mini-batch: a context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: Worker, weight: float) -> None:
-        super().__init__(weight, worker._ledger, worker._batches, worker._feed, worker._encoder)
+        super().__init__(weight, worker._ledger, worker._running, worker._feed, worker._encoder)
         self._worker = worker
 
     def wait(self, timeout_s: float | None = None) -> str:
@@ -83,7 +83,7 @@ class Worker:
         self._config = config
         self._ledger = Ledger(keeps=figures.wanted(config))
         self._encoder = Encoder()
-        self._batches: dict[int, BatchState] = {}
+        self._running = Running()
         self._pid = os.getpid()
         self._left = False
         self._loop = loop_factory()()
@@ -103,16 +103,11 @@ class Worker:
 
     async def _make_driver(self, route: str) -> Driver:
         driver = Driver(self._config, route=route)
-        driver.cancelled = self._cancelled
+        driver.cancelled = self._running.cancel
         return driver
 
     def _on_loop(self, make: Callable[[], Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(make(), self._loop).result()
-
-    def _cancelled(self, batch: int) -> None:
-        state = self._batches.get(batch)
-        if state is not None:
-            state.cancelled = True
 
     def _check(self) -> None:
         if os.getpid() != self._pid:

@@ -144,6 +144,37 @@ class BatchState:
             raise Cancelled(f"batch {self.number} was cancelled: the update happened without it")
 
 
+class Running:
+    """The batches that are being computed, so that a cancellation finds them.
+
+    Grants are taken on one thread and cancellations heard on another: one that comes in between is
+    kept for the batch. Each side writes its own part before it reads the other's.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, BatchState] = {}
+        self._cancelled = 0
+        """The newest batch that was cancelled: they are numbered, and only one runs at a time."""
+
+    def add(self, state: BatchState) -> BatchState:
+        """A batch begins; it may have been cancelled already."""
+        self._states[state.number] = state
+        if self._cancelled == state.number:
+            state.cancelled = True
+        return state
+
+    def remove(self, number: int) -> None:
+        """A batch is over."""
+        self._states.pop(number, None)
+
+    def cancel(self, number: int) -> None:
+        """The policy cancels a batch."""
+        self._cancelled = number
+        state = self._states.get(number)
+        if state is not None:
+            state.cancelled = True
+
+
 def check_weight(weight: float) -> float:
     """Return a batch's weight as a float.
 
