@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from codec_texts import PLAIN, REMEMBERING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +22,6 @@ from zkv_codecs.spec import codec
 
 Array = np.ndarray[Any, Any]
 
-PLAIN = ("none", "int8", "int8:1024", "powersgd:2", "zstd", "lz4", "int8+zstd")
-REMEMBERING = ("int8+ef", "powersgd:1+ef", "int8+zstd+ef", "powersgd:2+int8+ef")
 SHAPES = ((0,), (1,), (), (3,), (3, 0), (255,), (256,), (257,), (40, 70), (5, 3, 7), (1000,))
 BACKENDS = [Backend("numpy")]
 if importlib.util.find_spec("numba"):
