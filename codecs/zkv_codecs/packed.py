@@ -9,6 +9,7 @@ as a `Backend`, chance as a seed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -90,7 +91,7 @@ class Sizes:
     """Whether there may be fewer values: what a lossless stage gives depends on them."""
 
 
-class Stage:
+class Stage(ABC):
     """One step of a codec: a frozen dataclass, equal if its parameters are.
 
     `encode` must not change what it is given, and must give the same bits for the same input, seed
@@ -111,23 +112,23 @@ class Stage:
     """The kernels that it needs (see `zkv_codecs.backend`)."""
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """The text that `zkv_codecs.spec` reads as this stage."""
-        raise NotImplementedError
 
     def start(self, shape: Sequence[int]) -> State:
         """Return the first state, for arrays of this shape."""
         return ()
 
+    @abstractmethod
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return what is sent instead of `packed`, and the next state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return what `encode` was given, as well as can be known: float32 values."""
-        raise NotImplementedError
 
     def encode_residual(
         self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
@@ -155,9 +156,9 @@ class Stage:
         assert packed.indices is not None
         return packed.indices
 
+    @abstractmethod
     def sizes(self, count: int) -> Sizes:
         """Return what is sent for `count` float32 values of a flat array."""
-        raise NotImplementedError
 
     def sizes_after(self, given: Sizes, shape: Sequence[int]) -> Sizes:
         """Return what is sent when `given` goes in; a receiver refuses anything else.
