@@ -57,6 +57,7 @@ class Run:
     servers: int = 2
     route: str = "direct"
     seed: int = 0
+    codec: str = "none"
     script: Path = SCRIPT
 
     def settings(self) -> settings.Settings:
@@ -64,6 +65,7 @@ class Run:
         flags = {
             ("broker", "policy"): self.policy,
             ("broker", "optimizer"): self.optimizer,
+            ("broker", "codec"): self.codec,
             ("broker", "servers"): self.servers,
             ("broker", "bind"): "tcp://127.0.0.1:0",
             ("broker", "workers"): self.workers,
@@ -262,11 +264,14 @@ def main(
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Of the split, the values and the order.")
     ] = DEFAULT.seed,
+    codec: Annotated[
+        str, typer.Option(help="How gradients are compressed, such as topk:0.01+int8+ef.")
+    ] = DEFAULT.codec,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write loss against time as a PNG.")] = None,
 ) -> None:
     """Train a network on handwritten digits with a whole cluster on this machine."""
-    run = Run(policy, optimizer, workers, servers, route.value, seed)
+    run = Run(policy, optimizer, workers, servers, route.value, seed, codec)
     with reporting("demo"):
         try:
             check(run, plot)
@@ -279,7 +284,7 @@ def main(
                 say(json.dumps({"error": told}, ensure_ascii=False))
             raise
         if as_json:
-            plain = {"optimizer": optimizer, "seed": seed, **to_plain(report)}
+            plain = {"optimizer": optimizer, "seed": seed, "codec": codec, **to_plain(report)}
             say(json.dumps(plain, ensure_ascii=False))
         else:
             say(text(report, tty=sys.stdout.isatty(), width=TABLE_COLUMNS))
