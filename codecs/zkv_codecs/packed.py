@@ -39,6 +39,16 @@ class Packed:
     """What a quantizer needs to decode: float32."""
     seed: int = 0
     """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
+    count: int | None = None
+    """How many values the codes stand for, where several share a byte. Not on the wire: a receiver
+    knows it from the stages before. None: one for each position, or all."""
+
+    @property
+    def coded(self) -> int:
+        """How many values the codes stand for."""
+        if self.count is not None:
+            return self.count
+        return self.size if self.indices is None else int(self.indices.size)
 
     @property
     def size(self) -> int:
@@ -89,6 +99,9 @@ class Stage:
     """"sparsify", "quantize", "lowrank" or "lossless": which stages may follow which."""
     biased: ClassVar[bool] = True
     """Whether the mean of many encodings differs from what was given: error feedback wanted."""
+    feedback: ClassVar[bool] = True
+    """Whether error feedback may be put around it: not if it has its own, or if its codes are votes
+    and not values."""
 
     @property
     def text(self) -> str:
