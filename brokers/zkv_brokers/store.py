@@ -21,6 +21,7 @@ from zkv.sums import divided, tree_sum, weighted
 from zkv.wire import MODEL, BlockSpec, Segment
 from zkv_codecs.backend import fastest
 from zkv_codecs.feedback import Encoded
+from zkv_codecs.signs import majority
 
 PLAIN_DEFAULT = "assign"
 MODEL_DEFAULT = "sgd:lr=0.01"
@@ -191,7 +192,15 @@ class Store:
                     fresh[start:stop] = -0.0
             return fresh
 
-        return tree_sum(term, len(shares), add)
+        total = tree_sum(term, len(shares), add)
+        votes = any(
+            isinstance(one.payload, Encoded) and one.payload.chain.is_vote for one in shares
+        )
+        if total is None or not votes:
+            return total
+        decided = majority(total, self.backend).astype(total.dtype, copy=False)
+        # It is divided by the weights later on, as a sum is.
+        return decided * decided.dtype.type(total_weight(shares)) if mean else decided
 
     def _decoded(self, payload: Payload, dtype: DType) -> Array:
         if not isinstance(payload, Encoded):

@@ -61,6 +61,11 @@ class Chain(Stage):
                 backend.family(family)
 
     @property
+    def is_vote(self) -> bool:
+        """Whether its values are votes (see `Stage.votes`)."""
+        return any(stage.votes for stage in self.stages)
+
+    @property
     def sparse(self) -> bool:
         """Whether it sends some elements only."""
         return bool(self.stages) and self.stages[0].kind == "sparsify"
@@ -122,6 +127,10 @@ class Chain(Stage):
             after = stage.sizes_after(given, shape)
             given = replace(after, scales=max(given.scales, after.scales))
         return given
+
+    def owes(self, state: State) -> Array | None:
+        """See `Stage.owes`."""
+        return self.stages[0].owes(state) if self.stages else None
 
     def restore(self, now: State, old: State, new: State) -> State:
         """See `Stage.restore`."""

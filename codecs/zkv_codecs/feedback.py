@@ -22,7 +22,7 @@ import numpy as np
 from zkv.dtypes import Array
 from zkv_codecs.backend import NUMPY, Backend
 from zkv_codecs.chain import Chain
-from zkv_codecs.packed import Packed, State
+from zkv_codecs.packed import Packed, State, taken_back
 
 WARMUP_FROM = 0.25
 """The share of elements that DGC sends first."""
@@ -65,7 +65,7 @@ class Codec:
 
     def carried(self, state: State) -> Array | None:
         """Return what a state still owes to the receiver, to be added to the next array."""
-        return None
+        return self.chain.owes(state)
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend = NUMPY
@@ -118,7 +118,7 @@ class ErrorFeedback(Codec):
 
     def restore(self, now: State, old: State, new: State) -> State:
         """See `Codec.restore`."""
-        return (_back(now[0], old[0], new[0]), *self.chain.restore(now[1:], old[1:], new[1:]))
+        return (taken_back(now[0], old[0], new[0]), *self.chain.restore(now[1:], old[1:], new[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +184,8 @@ class Dgc(Codec):
 
     def restore(self, now: State, old: State, new: State) -> State:
         """See `Codec.restore`. The warm-up goes on."""
-        return (_back(now[0], old[0], new[0]), _back(now[1], old[1], new[1]), now[2])
+        return (taken_back(now[0], old[0], new[0]), taken_back(now[1], old[1], new[1]), now[2])
 
 
 def _zeros(shape: Sequence[int]) -> Array:
     return np.zeros(int(np.prod(shape, dtype=np.int64)), np.float32)
-
-
-def _back(now: Array, old: Array, new: Array) -> Array:
-    return old if now is new else now + (old - new)

@@ -6,7 +6,7 @@ magnitude of a block of neighbouring elements.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -60,7 +60,7 @@ class Int8(Stage):
         """Return float32 values."""
         values = backend.xp.empty(packed.values.size, np.float32)
         backend.family("ints").int8_decode(packed.values, packed.scales, self.block, values)
-        return Packed(values, packed.shape, packed.indices, None, packed.seed)
+        return replace(packed, values=values, scales=None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`."""
@@ -79,4 +79,4 @@ class Int8(Stage):
         return xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
 
     def _sent(self, packed: Packed, codes: Array, scales: Array) -> Packed:
-        return Packed(codes, packed.shape, packed.indices, scales, packed.seed)
+        return replace(packed, values=codes, scales=scales)

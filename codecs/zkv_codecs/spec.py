@@ -15,6 +15,8 @@ from zkv_codecs.ints import Int8
 from zkv_codecs.lossless import Lz4, Zstd
 from zkv_codecs.lowrank import PowerSgd
 from zkv_codecs.packed import Stage
+from zkv_codecs.signs import BLOCK, MXNET_THRESHOLD, Majority, MxOneBit, MxTwoBit, OneBit, TwoMeans
+from zkv_codecs.stochastic import TERNARY_BLOCK, Natural, Qsgd, Ternary
 
 TEXT_MAX = 200
 """Characters: more than any codec needs, and little enough to be read from a stranger."""
@@ -42,11 +44,20 @@ def _whole(make: Callable[[int], Stage], default: int | None = None) -> _Make:
     return read
 
 
-def _number(make: Callable[[float], Stage], example: str) -> _Make:
+def _number(make: Callable[[float], Stage], example: str, default: float | None = None) -> _Make:
     def read(name: str, given: str) -> Stage:
+        if not given and default is not None:
+            return make(default)
         return make(number(f"codec {name}:{given}", given, f"{name}:{example}"))
 
     return read
+
+
+def _qsgd(name: str, given: str) -> Stage:
+    levels, colon, block = given.partition(":")
+    if colon:
+        return _whole(lambda size: Qsgd(int(levels), size))(f"{name}:{levels}", block)
+    return _whole(Qsgd)(name, levels)
 
 
 def number(where: str, text: str, example: str) -> float:
@@ -66,6 +77,14 @@ def number(where: str, text: str, example: str) -> float:
 
 STAGES: dict[str, _Make] = {
     "int8": _whole(Int8, 256),
+    "qsgd": _qsgd,
+    "natural": _plain(Natural),
+    "ternary": _whole(Ternary, TERNARY_BLOCK),
+    "onebit": _whole(OneBit, BLOCK),
+    "twomeans": _whole(TwoMeans, BLOCK),
+    "majority": _plain(Majority),
+    "mx1bit": _number(MxOneBit, "0.5", MXNET_THRESHOLD),
+    "mx2bit": _number(MxTwoBit, "0.5"),
     "powersgd": _whole(PowerSgd),
     "zstd": _whole(Zstd, 1),
     "lz4": _plain(Lz4),

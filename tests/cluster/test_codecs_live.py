@@ -18,9 +18,19 @@ from zkv.sums import weighted_mean
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.packed import dense
 from zkv_codecs.spec import codec
+from zkv_workers.encoding import seed_of
 
 SGD = "sgd:lr=1"
 SIZE = 700
+COARSE = {
+    "qsgd:127": (2.8, 3.6),
+    "qsgd:4:64": (0.0, 6.6),
+    "natural": (2.0, 4.0),
+    "majority": (1.0, 1.0),
+    "mx1bit": (1.0, 1.0),
+    "mx2bit:0.5": (0.5, 0.5),
+}
+"""What may become of 3.25 at once, where that is not nearly itself."""
 
 
 def noise(seed: int, size: int = SIZE) -> Array:
@@ -68,7 +78,8 @@ async def test_every_shape_comes_back_as_it_was_sent(text: str) -> None:
         got = await workers[1].pull()
     for key, value in params.items():
         assert (got[key].shape, got[key].dtype) == (value.shape, np.float32)
-        np.testing.assert_allclose(got[key], np.full_like(value, -3.25), rtol=0.05)
+        low, high = COARSE.get(text, (3.1, 3.4))
+        assert ((low <= -got[key]) & (-got[key] <= high)).all()
 
 
 @pytest.mark.parametrize("route", ["direct", "broker"])
@@ -96,7 +107,8 @@ async def test_a_run_is_that_of_one_process_that_encodes_the_same(text: str, rou
         decoded = []
         for rank in range(3):
             gradient = noise(10 * turn + rank, 1200).reshape(40, 30)
-            encoded, states[rank] = one.encode(dense(gradient), states[rank], 0, NUMPY)
+            seed = seed_of(rank, turn + 1, 0)
+            encoded, states[rank] = one.encode(dense(gradient), states[rank], seed, NUMPY)
             decoded.append(encoded.chain.decode(encoded.packed, NUMPY).values)
         value = value + weighted_mean(decoded, weights) * np.float32(-1)
     for got in results:

@@ -182,7 +182,9 @@ class Encoder:
             given = replace(given, values=given.values + owed)
         began = time.perf_counter()
         old = memory.state
-        encoded, memory.state = codec.encode(given, old, self._seed(batch, block.bid), self.backend)
+        encoded, memory.state = codec.encode(
+            given, old, seed_of(self.seed, batch, block.bid), self.backend
+        )
         step = _Step(block.bid, codec, old, memory.state, owed)
         self._steps.setdefault(batch, []).append(step)
         form, payload = to_payload(encoded)
@@ -216,5 +218,7 @@ class Encoder:
             row["residual_norm"] = math.sqrt(float(row.pop("residual_square")))
         return found
 
-    def _seed(self, batch: int, bid: int) -> int:
-        return ((self.seed * GOLDEN + batch) * GOLDEN + bid + 1) * GOLDEN & SEED_BITS
+
+def seed_of(worker: int, batch: int, bid: int) -> int:
+    """Return what chance is drawn from for one block of one worker's batch, in [0, 2**63)."""
+    return ((worker * GOLDEN + batch) * GOLDEN + bid + 1) * GOLDEN & SEED_BITS
