@@ -76,6 +76,8 @@ class Sizes:
     """Of the values that come out."""
     values: int
     scales: int = 0
+    at_most: bool = False
+    """Whether fewer values may come: a sparsifier whose count depends on what it is given."""
 
 
 class Stage:
