@@ -13,6 +13,12 @@ PLAIN = (
     "onebit",
     "twomeans",
     "majority",
+    "topk:0.25",
+    "topk_sampled:0.1",
+    "randomk:0.3",
+    "threshold:0.01",
+    "topk:0.1+int8",
+    "randomk:0.5+ternary",
     "powersgd:2",
     "zstd",
     "lz4",
@@ -27,8 +33,18 @@ REMEMBERING = (
     "ternary+ef",
     "mx1bit",
     "mx2bit:0.5",
+    "topk:0.01+ef",
+    "topk:0.1+int8+ef",
+    "topk:0.2+onebit+zstd+ef",
+    "topk_sampled:0.1+ef",
+    "randomk:0.1+ef",
+    "randomk:0.3+int8+lz4+ef",
+    "threshold:0.5+ef",
     "powersgd:1+ef",
     "int8+zstd+ef",
     "powersgd:2+int8+ef",
 )
 """Codecs with one."""
+
+MOMENTUM = ("topk:0.1+dgc:0.9", "topk:0.05+int8+dgc:0.5,warmup=4", "randomk:0.2+dgc:0")
+"""Codecs that send more than they are given, by a factor of momentum."""

@@ -29,7 +29,9 @@ def admit(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Pa
     seeds = message.contribution.group == SEEDS
     if message.form is not None and not seeds and layout.dtype(block).floating:
         try:
-            return from_payload(message.codec, message.form, aligned(payload), layout.shape(block))
+            return from_payload(
+                message.codec, message.form, aligned(payload), layout.shape(block), store.backend
+            )
         except ProtocolError as error:
             return first.key, str(error)
     if message.codec != "none" or message.form is not None:

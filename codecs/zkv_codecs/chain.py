@@ -98,7 +98,7 @@ class Chain(Stage):
         if exact:
             return rest.encode(sent, (), seed, backend)[0], left, state
         # What a quantizer cuts off belongs to the elements that were chosen.
-        places = first.places(sent, backend)
+        places = first.positions(sent, backend)
         sent, errors, _ = rest.encode_residual(sent, None, (), seed, backend)
         left[places] = errors
         return sent, left, state

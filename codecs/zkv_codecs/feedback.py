@@ -133,7 +133,7 @@ class Dgc(Codec):
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        if not self.chain.sparse or not hasattr(self.chain.stages[0], "rate"):
+        if not self.chain.sparse or not hasattr(self.chain.stages[0], "ratio"):
             raise ValueError(
                 f"{self.chain.text}+dgc: DGC chooses a share of the elements; give it topk:R, "
                 "topk_sampled:R or randomk:R first"
@@ -160,12 +160,12 @@ class Dgc(Codec):
     def chain_at(self, step: int) -> Chain:
         """Return the chain of the encoding after `step` others."""
         first = self.chain.stages[0]
-        rate: float = first.rate  # type: ignore[attr-defined]
-        if step >= self.warmup or rate >= WARMUP_FROM:
+        ratio: float = first.ratio  # type: ignore[attr-defined]
+        if step >= self.warmup or ratio >= WARMUP_FROM:
             return self.chain
-        share = WARMUP_FROM * (rate / WARMUP_FROM) ** (step / self.warmup)
+        share = WARMUP_FROM * (ratio / WARMUP_FROM) ** (step / self.warmup)
         # Three digits travel in every frame, and say it well enough.
-        wide = replace(first, rate=float(f"{share:.3g}"))  # type: ignore[type-var]
+        wide = replace(first, ratio=float(f"{share:.3g}"))  # type: ignore[type-var]
         return Chain((wide, *self.chain.stages[1:]))
 
     def encode(
@@ -179,7 +179,7 @@ class Dgc(Codec):
         sent, left, _ = chain.encode_residual(moved, v, (), seed, backend)
         first = chain.stages[0]
         chosen = Chain(chain.stages[1:]).decode(sent, backend)
-        u[first.places(chosen, backend)] = 0
+        u[first.positions(chosen, backend)] = 0
         return Encoded(chain, sent), (u, left, count + 1)
 
     def restore(self, now: State, old: State, new: State) -> State:

@@ -18,6 +18,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv_codecs import indices as coding
 from zkv_codecs import spec
+from zkv_codecs.backend import NUMPY, Backend
 from zkv_codecs.chain import Chain
 from zkv_codecs.feedback import Encoded
 from zkv_codecs.packed import Packed, Sizes, Stage
@@ -25,7 +26,7 @@ from zkv_codecs.packed import Packed, Sizes, Stage
 SEED_MAX = 2**63 - 1
 
 
-def to_payload(encoded: Encoded) -> tuple[Form, Array]:
+def to_payload(encoded: Encoded, backend: Backend = NUMPY) -> tuple[Form, Array]:
     """Return the form and the payload: a flat uint8 array (a view if there is one section)."""
     packed = encoded.packed
     sections = [packed.values]
@@ -33,8 +34,8 @@ def to_payload(encoded: Encoded) -> tuple[Form, Array]:
         sections.append(packed.scales)
     name, coded = "", 0
     if packed.indices is not None:
-        name = coding.best(packed.indices, packed.size)
-        sections.append(coding.encode(name, packed.indices, packed.size))
+        name = coding.best(packed.indices, packed.size, backend)
+        sections.append(coding.encode(name, packed.indices, packed.size, backend))
         coded = sections[-1].size
     form = Form(packed.count, name, coded, packed.seed)
     if len(sections) == 1:
@@ -43,10 +44,17 @@ def to_payload(encoded: Encoded) -> tuple[Form, Array]:
     return form, np.concatenate([one.view(np.uint8) for one in sections])
 
 
-def from_payload(codec: str, form: Form, payload: Array, shape: tuple[int, ...]) -> Encoded:
+def from_payload(
+    codec: str,
+    form: Form,
+    payload: Array,
+    shape: tuple[int, ...],
+    backend: Backend = NUMPY,
+) -> Encoded:
     """Return what was sent, as views into the payload (flat uint8, at an address of 8 bytes).
 
-    `shape` is the dense array's, as the receiver knows it.
+    `shape` is the dense array's, as the receiver knows it. A lossless stage is undone here, so that
+    decoding the rest cannot fail.
 
     Raises:
         ProtocolError: no such codec, or a count, length, position or scale that cannot be; expected
@@ -75,18 +83,22 @@ def from_payload(codec: str, form: Form, payload: Array, shape: tuple[int, ...])
     if first is not None:
         packed = replace(packed, kept=form.count)
     if told:
-        indices = coding.decode(form.coding, payload[cut:], form.count, packed.size)
+        indices = coding.decode(form.coding, payload[cut:], form.count, packed.size, backend)
         packed = replace(packed, indices=indices)
+    if before is not None:
+        packed = chain.stages[-1].decode(packed, backend)
+        chain = Chain(chain.stages[:-1])
     return Encoded(chain, packed)
 
 
 def _check_count(chain: Chain, form: Form, size: int) -> None:
     """Check how many values the first stage is said to have left."""
     if chain.sparse:
-        most = chain.stages[0].sizes(size).values
-        if form.count > most:
+        sizes = chain.stages[0].sizes(size)
+        if form.count > sizes.values or (form.count < sizes.values and not sizes.at_most):
             raise ProtocolError(
-                f"codec {chain.text}: {form.count} values of {size}, {most} at most expected"
+                f"codec {chain.text}: {form.count} values of {size}, {sizes.values} "
+                f"{'at most ' if sizes.at_most else ''}expected"
             )
     elif form.count != size:
         raise ProtocolError(f"codec {chain.text}: {form.count} values, {size} expected")

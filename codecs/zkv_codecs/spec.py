@@ -16,6 +16,7 @@ from zkv_codecs.lossless import Lz4, Zstd
 from zkv_codecs.lowrank import PowerSgd
 from zkv_codecs.packed import Stage
 from zkv_codecs.signs import BLOCK, MXNET_THRESHOLD, Majority, MxOneBit, MxTwoBit, OneBit, TwoMeans
+from zkv_codecs.sparse import RandomK, Threshold, TopK, TopKSampled
 from zkv_codecs.stochastic import TERNARY_BLOCK, Natural, Qsgd, Ternary
 
 TEXT_MAX = 200
@@ -77,6 +78,10 @@ def number(where: str, text: str, example: str) -> float:
 
 STAGES: dict[str, _Make] = {
     "int8": _whole(Int8, 256),
+    "topk": _number(TopK, "0.01"),
+    "topk_sampled": _number(TopKSampled, "0.01"),
+    "randomk": _number(RandomK, "0.01"),
+    "threshold": _number(Threshold, "0.001"),
     "qsgd": _qsgd,
     "natural": _plain(Natural),
     "ternary": _whole(Ternary, TERNARY_BLOCK),

@@ -187,7 +187,7 @@ class Encoder:
         )
         step = _Step(block.bid, codec, old, memory.state, owed)
         self._steps.setdefault(batch, []).append(step)
-        form, payload = to_payload(encoded)
+        form, payload = to_payload(encoded, self.backend)
         if np.may_share_memory(payload, values):
             payload = payload.copy()
         account = self.accounts.setdefault(block.bid, Account())

@@ -1,0 +1,252 @@
+"""Selecting the k largest magnitudes in Numba: the parts of which `numba_sparse` is made.
+
+One pass collects what reaches a threshold, blockwise: comparing writes a byte for each element,
+which vectorises, and only groups of eight with a byte set are looked at again. An exact choice
+among the collected is a radix select over the 31 bits of the magnitude.
+
+Arrays of bits are those of float32 values, signs included. All parts have signatures of their own,
+so that the kernels share one copy of each. No slices in inner loops: each counts a reference.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from zkv.dtypes import Array
+from zkv_codecs.kernels.numba_types import F4, F4_IN, INT, U1, U2, U4, U4_IN, kernel
+from zkv_codecs.kernels.numpy_sparse import SIGNLESS
+
+BLOCK = 4096
+"""Elements whose flags, sums and bits stay in the first level of cache; a multiple of 8."""
+
+BINS = 2048
+"""Of the histogram of the upper 11 bits of a magnitude; the other two digits have 10."""
+
+TWO = types.UniTuple(types.int64, 2)
+THREE = types.UniTuple(types.int64, 3)
+LEVEL = types.Tuple((types.uint32, types.int64))
+
+
+@kernel(U4_IN, F4)
+def clear(indices: Array, out: Array) -> None:
+    """See `numpy_sparse.clear`."""
+    for i in range(indices.size):
+        out[indices[i]] = 0
+
+
+@kernel(U4_IN, U4_IN, F4)
+def restore(indices: Array, bits: Array, out: Array) -> None:
+    """Write values back to their positions."""
+    values = out.view(np.uint32)
+    for i in range(indices.size):
+        values[indices[i]] = bits[i]
+
+
+@kernel(F4_IN, INT, INT, U4)
+def sample(x: Array, start: int, stride: int, bits: Array) -> None:
+    """Write every `stride`-th element from `start` on."""
+    every = x.view(np.uint32)
+    for i in range(bits.size):
+        bits[i] = every[start + i * stride]
+
+
+@kernel(F4_IN, F4_IN, INT, INT, U4)
+def sample_sum(x: Array, e: Array, start: int, stride: int, bits: Array) -> None:
+    """Write every `stride`-th element of x + e from `start` on."""
+    sums = bits.view(np.float32)
+    for i in range(bits.size):
+        sums[i] = x[start + i * stride] + e[start + i * stride]
+
+
+@kernel(U4_IN, INT, "u4", U1, U2, U4, U4, INT, returns=INT)
+def reach(
+    bits: Array,
+    first: int,
+    least: np.uint32,
+    flags: Array,
+    groups: Array,
+    at: Array,
+    found: Array,
+    count: int,
+) -> int:
+    """Append positions, from `first` on, and bits of what reaches `least`; return the new count.
+
+    At most `BLOCK` bits, for which `at` and `found` must have room behind `count`; `flags` and
+    `groups` are scratch. No branch here is one that chance decides.
+    """
+    for i in range(bits.size):
+        flags[i] = np.uint32(bits[i] & SIGNLESS) >= least
+    total = (bits.size + 7) >> 3
+    for i in range(bits.size, 8 * total):
+        flags[i] = 0
+    words = flags.view(np.uint64)
+    hits = 0
+    for group in range(total):
+        groups[hits] = group
+        hits += words[group] != 0
+    before = count
+    for hit in range(hits):
+        start = 8 * np.int64(groups[hit])
+        for i in range(start, start + 8):
+            at[count] = i
+            count += int(flags[i])
+    for i in range(before, count):
+        found[i] = bits[at[i]]
+        at[i] += np.uint32(first)
+    return count
+
+
+@kernel(F4_IN, "u4", INT, U4, U4, returns=INT)
+def collect(x: Array, least: np.uint32, room: int, at: Array, found: Array) -> int:
+    """Collect what reaches `least`; return how many, or more than `room` if they are too many.
+
+    `at` and `found` have `room` + `BLOCK` elements.
+    """
+    flags, groups = np.empty(BLOCK, np.uint8), np.empty(BLOCK // 8, np.uint16)
+    bits = x.view(np.uint32)
+    count = 0
+    for first in range(0, x.size, BLOCK):
+        count = reach(bits[first : first + BLOCK], first, least, flags, groups, at, found, count)
+        if count > room:
+            break
+    return count
+
+
+@kernel(F4_IN, F4_IN, F4, "u4", INT, U4, U4, returns=INT)
+def collect_sum(
+    x: Array, e: Array, out: Array, least: np.uint32, room: int, at: Array, found: Array
+) -> int:
+    """Write x + e to `out`, all of it, and do with it what `collect` does.
+
+    What is collected is replaced by 0 in `out` while it is in cache.
+    """
+    flags, groups = np.empty(BLOCK, np.uint8), np.empty(BLOCK // 8, np.uint16)
+    count = 0
+    for first in range(0, x.size, BLOCK):
+        xs = x[first : first + BLOCK]
+        es = e[first : first + BLOCK]
+        ts = out[first : first + BLOCK]
+        for i in range(xs.size):
+            ts[i] = xs[i] + es[i]
+        if count <= room:
+            before = count
+            bits = ts.view(np.uint32)
+            count = reach(bits, first, least, flags, groups, at, found, count)
+            clear(at[before:count], out)
+    return count
+
+
+@kernel(U4_IN, U4, INT, "u4", INT, returns=TWO)
+def digit(bits: Array, bins: Array, shift: int, upper: np.uint32, k: int) -> tuple[int, int]:
+    """Return a digit of the k-th largest magnitude, and its rank among those that share it.
+
+    Only magnitudes whose bits above the digit are `upper` are counted. The digit is as wide as
+    `bins`, a power of two, and starts at bit `shift`.
+    """
+    bins[:] = 0
+    mask = np.uint32(bins.size - 1)
+    above = np.uint32(shift + (11 if bins.size == BINS else 10))
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & SIGNLESS)
+        if magnitude >> above == upper:
+            bins[(magnitude >> np.uint32(shift)) & mask] += np.uint32(1)
+    at = bins.size - 1
+    while k > bins[at]:
+        k -= int(bins[at])
+        at -= 1
+    return at, k
+
+
+@kernel(U4_IN, INT, returns=LEVEL)
+def kth(bits: Array, k: int) -> tuple[np.uint32, int]:
+    """Return the k-th largest magnitude, and how many of its equals are among the k largest."""
+    bins = np.empty(BINS, np.uint32)
+    high, k = digit(bits, bins, 20, np.uint32(0), k)
+    upper = np.uint32(high)
+    middle, k = digit(bits, bins[:1024], 10, upper, k)
+    upper = np.uint32((upper << np.uint32(10)) | np.uint32(middle))
+    low, k = digit(bits, bins[:1024], 0, upper, k)
+    return np.uint32((upper << np.uint32(10)) | np.uint32(low)), k
+
+
+@kernel(U4, U4, "u4", INT, U4, U4, INT, returns=THREE)
+def choose(
+    at: Array, found: Array, level: np.uint32, ties: int, indices: Array, bits: Array, count: int
+) -> tuple[int, int, int]:
+    """Append what is above `level` and the first `ties` on it, until `indices` is full.
+
+    What is not chosen moves to the front of `at` and `found`. Returns the new count, how many ties
+    are still to come, and how many were not chosen.
+    """
+    left = 0
+    stop = 0
+    while stop < at.size and count < indices.size:
+        magnitude = np.uint32(found[stop] & SIGNLESS)
+        tie = (magnitude == level) & (ties > 0)
+        taken = (magnitude > level) | tie
+        indices[count] = at[stop]
+        bits[count] = found[stop]
+        at[left] = at[stop]
+        found[left] = found[stop]
+        count += taken
+        ties -= tie
+        left += not taken
+        stop += 1
+    for i in range(stop, at.size):
+        at[left] = at[i]
+        found[left] = found[i]
+        left += 1
+    return count, ties, left
+
+
+@kernel(U4, U4, U4, U4, returns=TWO)
+def settle(at: Array, found: Array, indices: Array, bits: Array) -> tuple[int, int]:
+    """Choose the largest of what was collected; return how many were, and how many were not.
+
+    The latter move to the front of `at` and `found`.
+    """
+    k = indices.size
+    if at.size > k:
+        level, ties = kth(found, k)
+        return k, choose(at, found, level, ties, indices, bits, 0)[2]
+    for i in range(at.size):
+        indices[i] = at[i]
+        bits[i] = found[i]
+    return at.size, 0
+
+
+@kernel(U4_IN, "u4", INT, U4, U4)
+def choose_all(bits: Array, level: np.uint32, ties: int, indices: Array, values: Array) -> None:
+    """Choose from all of an array, block by block, so that its ties need no room."""
+    flags, groups = np.empty(BLOCK, np.uint8), np.empty(BLOCK // 8, np.uint16)
+    at, found = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
+    count = 0
+    for first in range(0, bits.size, BLOCK):
+        least = level if ties else level + np.uint32(1)
+        size = reach(bits[first : first + BLOCK], first, least, flags, groups, at, found, 0)
+        count, ties, _ = choose(at[:size], found[:size], level, ties, indices, values, count)
+
+
+@kernel(F4_IN, INT, U4, U4)
+def choose_exact(x: Array, zeros: int, indices: Array, values: Array) -> None:
+    """Choose the largest of x: a histogram of their upper bits, then one pass that collects.
+
+    Where ties make that too many, all bits are counted, in three passes. `zeros`, if not 0, is how
+    many of the largest are known to be zeros; all others are known not to be.
+    """
+    k = indices.size
+    bits = x.view(np.uint32)
+    if zeros:
+        choose_all(bits, np.uint32(0), zeros, indices, values)
+        return
+    bins = np.empty(BINS, np.uint32)
+    high, rank = digit(bits, bins, 20, np.uint32(0), k)
+    size = k - rank + int(bins[high])
+    if size <= 4 * k + BLOCK:
+        at, found = np.empty(size + BLOCK, np.uint32), np.empty(size + BLOCK, np.uint32)
+        collect(x, np.uint32(high << 20), size, at, found)
+        settle(at[:size], found[:size], indices, values)
+    else:
+        level, ties = kth(bits, k)
+        choose_all(bits, level, ties, indices, values)
