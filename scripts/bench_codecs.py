@@ -17,7 +17,7 @@ import numpy as np
 
 from zkv_codecs.backend import Backend
 from zkv_codecs.feedback import Codec, Encoded
-from zkv_codecs.frames import to_payload
+from zkv_codecs.frames import to_payload, warm
 from zkv_codecs.packed import State, dense
 from zkv_codecs.spec import codec
 
@@ -68,8 +68,7 @@ class Subject:
         self.states: list[State] = [self.codec.start(block.shape) for block in self.blocks]
         self.total = np.zeros(values.size, np.float32)
         self.sent: list[Encoded] = []
-        for family in {f for stage in self.codec.chain.stages for f in stage.families}:
-            backend.family(family)
+        warm(self.codec.chain, backend)
         self.encode()
 
     def encode(self) -> None:

@@ -54,12 +54,6 @@ class Chain(Stage):
         """The stages' texts joined by +, or "none"."""
         return "+".join(stage.text for stage in self.stages) or "none"
 
-    def warm(self, backend: Backend) -> None:
-        """Load the kernels that this chain needs, compiled: the first push should not wait."""
-        for stage in self.stages:
-            for family in stage.families:
-                backend.family(family)
-
     @property
     def is_vote(self) -> bool:
         """Whether its values are votes (see `Stage.votes`)."""

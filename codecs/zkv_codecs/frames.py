@@ -24,6 +24,7 @@ from zkv_codecs.feedback import Encoded
 from zkv_codecs.packed import Packed, Sizes, Stage
 
 SEED_MAX = 2**63 - 1
+WARM_SIZES = (1000, 20_000)
 
 
 def to_payload(encoded: Encoded, backend: Backend = NUMPY) -> tuple[Form, Array]:
@@ -89,6 +90,33 @@ def from_payload(
         packed = chain.stages[-1].decode(packed, backend)
         chain = Chain(chain.stages[:-1])
     return Encoded(chain, packed)
+
+
+def warm(chain: Chain, backend: Backend) -> None:
+    """Do once all that a chain will do, so that no kernel is compiled during a push.
+
+    On read-only arrays and others, and on a short one and a long one, as kernels differ there.
+    """
+    if backend.name != "numba":
+        return
+    for size in WARM_SIZES:
+        values: Array = np.sin(np.arange(size, dtype=np.float32))
+        frozen = values.copy()
+        frozen.flags.writeable = False
+        for one in (values, frozen):
+            given, state = Packed(one, (size,)), chain.start((size,))
+            sent, _, _ = chain.encode_residual(given, one, state, 1, backend)
+            sent, _ = chain.encode(given, state, 1, backend)
+            form, payload = to_payload(Encoded(chain, sent), backend)
+            payload.flags.writeable = one.flags.writeable
+            arrived = from_payload(chain.text, form, payload, (size,), backend)
+            for weight in (1.0, 3.0):
+                arrived.chain.add(arrived.packed, weight, np.zeros(size, np.float32), backend)
+            arrived.chain.decode(arrived.packed, backend)
+            if sent.indices is not None:
+                for name in coding.CODINGS:
+                    data = coding.encode(name, sent.indices, size, backend)
+                    coding.decode(name, data, sent.count, size, backend)
 
 
 def _check_count(chain: Chain, form: Form, size: int) -> None:

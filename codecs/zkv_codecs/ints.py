@@ -27,7 +27,6 @@ class Int8(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("ints",)
     block: int = BLOCK
 
     @property

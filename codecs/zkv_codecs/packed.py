@@ -122,8 +122,6 @@ class Stage(ABC):
     """Of a sparsifier: whether the receiver is told the positions, or draws them again."""
     votes: ClassVar[bool] = False
     """Whether what is decoded are votes: their sum is settled by majority, and not divided."""
-    families: ClassVar[tuple[str, ...]] = ()
-    """The kernels that it needs (see `zkv_codecs.backend`)."""
 
     @property
     @abstractmethod

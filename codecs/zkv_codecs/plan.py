@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from zkv_codecs.backend import Backend
 from zkv_codecs.feedback import Codec
+from zkv_codecs.frames import warm
 from zkv_codecs.spec import codec
 
 SMALL = 1024
@@ -54,7 +55,7 @@ class Plan:
     def warm(self, backend: Backend) -> None:
         """Load the kernels that these codecs need."""
         for one in (self.codec, *(one for _, one in self.exceptions)):
-            one.chain.warm(backend)
+            warm(one.chain, backend)
 
     def for_key(self, key: str | int, size: int) -> Codec:
         """Return the codec of a key of `size` elements."""

@@ -33,7 +33,6 @@ class Sparsifier(Stage):
     """A stage that turns dense values into a few of them and their positions."""
 
     kind: ClassVar[str] = "sparsify"
-    families: ClassVar[tuple[str, ...]] = ("sparse", "indices")
 
     def positions(self, packed: Packed, backend: Backend) -> Array:
         """Return where the values belong: uint32, strictly ascending, below `packed.size`."""

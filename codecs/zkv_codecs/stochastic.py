@@ -37,7 +37,6 @@ class Qsgd(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("random",)
     biased: ClassVar[bool] = False
     levels: int
     block: int = QSGD_BLOCK
@@ -93,7 +92,6 @@ class Natural(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("random",)
     biased: ClassVar[bool] = False
 
     @property
@@ -141,7 +139,6 @@ class Ternary(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("random",)
     biased: ClassVar[bool] = False
     block: int = TERNARY_BLOCK
 
