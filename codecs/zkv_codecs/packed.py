@@ -39,6 +39,8 @@ class Packed:
     """What a quantizer needs to decode: float32."""
     seed: int = 0
     """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
+    count: int | None = None
+    """Values that the codes stand for, where several codes share a byte."""
 
     @property
     def size(self) -> int:
@@ -47,6 +49,13 @@ class Packed:
         for extent in self.shape:
             size *= extent
         return size
+
+    @property
+    def counted(self) -> int:
+        """How many values there are: `count`, or else as many as positions, or else all."""
+        if self.count is not None:
+            return self.count
+        return self.size if self.indices is None else int(self.indices.size)
 
 
 def dense(array: Array) -> Packed:

@@ -44,8 +44,18 @@ def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[_F], _F]:
 
 
 def helper(function: _F) -> _F:
-    """Compile a function that kernels call; it is inlined into them."""
+    """Compile a function of numbers that kernels call; LLVM inlines it into them."""
     made: _F = numba.njit(nogil=True, error_model="numpy", inline="never")(function)
+    return made
+
+
+def part(function: _F) -> _F:
+    """Make a function of arrays a part of the kernels that call it.
+
+    A call would count the references to each array up and down, atomically: for each block of 256
+    elements that is as dear as coding them.
+    """
+    made: _F = numba.njit(nogil=True, error_model="numpy", inline="always")(function)
     return made
 
 
