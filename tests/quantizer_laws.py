@@ -119,10 +119,10 @@ def check_laws(codec: Stage, case: Case, backend: Backend) -> tuple[Packed, Arra
     t = x + e
     alone = encoded(codec, t, backend)
     assert (bits(both.values), bits(both.scales)) == (bits(alone.values), bits(alone.scales))
-    finite = np.isfinite(left)
-    whole = codec.decode(both, backend).values.astype(np.float64) + left
-    off = np.abs(whole - t)[finite]
-    assert (off <= 2.0**-24 * np.abs(left[finite]) + 1e-45).all()
+    # bfloat16 rounds what is beyond its largest value to infinity.
+    ends = np.isfinite(left)
+    whole = codec.decode(both, backend).values.astype(np.float64)[ends] + left[ends]
+    assert (np.abs(whole - t[ends]) <= 2.0**-24 * np.abs(left[ends]) + 1e-45).all()
 
     for weight in (1.0, 0.37):
         for dtype in (np.float32, np.float64):

@@ -26,7 +26,7 @@ from zkv_codecs.kernels.numba_types import (
 from zkv_codecs.kernels.numpy_ints import ABSMAX_MIN, FINITE, RANGE_MIN
 
 TOP8, TOP4 = np.float32(127), np.float32(7)
-SIGN = np.int32(0x7FFFFFFF)
+MAGNITUDE = np.int32(0x7FFFFFFF)
 TO_INT = np.float32(1.5 * 2**23)
 """Adding this to a float32 below 2**22 rounds it to an integer, ties to even, which then stands in
 the last bits of the sum."""
@@ -41,7 +41,7 @@ def absmax_bits(x: Array) -> np.int32:
     bits = x.view(np.int32)
     largest = np.int32(0)
     for i in range(bits.size):
-        magnitude = np.int32(bits[i] & SIGN)
+        magnitude = np.int32(bits[i] & MAGNITUDE)
         if magnitude > largest:
             largest = magnitude
     return largest
@@ -54,7 +54,7 @@ def added(x: Array, e: Array, out: Array) -> np.int32:
     for i in range(x.size):
         t = np.float32(x[i] + e[i])
         out[i] = t
-        magnitude = np.int32(np.float32(t).view(np.int32) & SIGN)
+        magnitude = np.int32(np.float32(t).view(np.int32) & MAGNITUDE)
         if magnitude > largest:
             largest = magnitude
     return largest
@@ -220,7 +220,7 @@ def int4_add(codes: Array, scales: Array, block: int, weight: float, total: Arra
 @helper
 def ordered(bits: np.int32) -> np.int32:
     """Return an integer that compares as the float with these bits; the way back is the same."""
-    return np.int32(bits ^ ((bits >> np.int32(31)) & SIGN))
+    return np.int32(bits ^ ((bits >> np.int32(31)) & MAGNITUDE))
 
 
 @part
