@@ -31,6 +31,9 @@ writes to must not be one."""
 def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[_F], _F]:
     """Compile for just these argument types, at once; the machine code is kept on disk.
 
+    Numba finds it there by the contents of the kernel's own file: helpers stand in that file, and
+    whoever changes a constant of another one deletes the `__pycache__` beside it.
+
     Without the GIL, so that threads encode side by side; neither `parallel` (its threads clash with
     a caller's and with forks) nor `fastmath` (it removes the checks for NaN).
     """
