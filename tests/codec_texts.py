@@ -4,7 +4,14 @@ from __future__ import annotations
 
 PLAIN = (
     "none",
+    "fp16",
+    "sfp16",
+    "bf16",
+    "fp8_e4m3",
+    "fp8_e5m2",
     "int8",
+    "int4",
+    "uint8:64",
     "int8:1024",
     "qsgd:127",
     "qsgd:4:64",
@@ -18,6 +25,8 @@ PLAIN = (
     "randomk:0.3",
     "threshold:0.01",
     "topk:0.1+int8",
+    "topk:0.1+fp16",
+    "randomk:0.5+int4",
     "randomk:0.5+ternary",
     "powersgd:2",
     "zstd",
@@ -28,6 +37,12 @@ PLAIN = (
 
 REMEMBERING = (
     "int8+ef",
+    "fp16+ef",
+    "sfp16+ef",
+    "bf16+ef",
+    "fp8_e4m3+ef",
+    "int4+ef",
+    "uint8+ef",
     "onebit+ef",
     "twomeans+ef",
     "ternary+ef",

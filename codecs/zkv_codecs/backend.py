@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 NAMES = ("numpy", "numba", "cuda")
-FAMILIES = ("floats", "ints", "signs", "random", "sparse", "indices")
+FAMILIES = ("floats", "fp8", "ints", "signs", "random", "sparse", "indices")
 
 
 @dataclass(frozen=True, slots=True)

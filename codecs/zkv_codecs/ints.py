@@ -1,81 +1,59 @@
-"""Integer codes with a scale per block: `int8`.
+"""Integer codes with scales for each block: `int8`, `int4`, `uint8`.
 
-q = round-to-nearest-even(x · 127 / absmax), decoded as q · absmax / 127; absmax is the largest
-magnitude of a block of neighbouring elements.
+`int8` and `int4` know one scale, absmax / 127 or absmax / 7 of a block of neighbouring elements:
+q = round-to-nearest-even(x · 127 / absmax), decoded as q · scale. `uint8` spreads its 256 levels
+over the range that the block's values take, which for one-sided values halves the error.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from zkv.dtypes import Array
-from zkv_codecs.backend import Backend
-from zkv_codecs.packed import Packed, Sizes, Stage, State
-
-BLOCK = 256
-"""Elements that share a scale: 0.125 bits of scale per element."""
+from zkv_codecs.quantizers import BlockQuantizer
 
 
 @dataclass(frozen=True, slots=True)
-class Int8(Stage):
+class Int8(BlockQuantizer):
     """8-bit codes, `block` elements to a scale: 8 + 32 / block bits per element.
 
-    |x − decode(x)| ≤ absmax / 254 in each block, to rounding.
+    |x − decode(x)| ≤ absmax / 254 in each block, to rounding; a block whose absmax is below 1.5e-36
+    is sent as zeros.
     """
 
-    kind: ClassVar[str] = "quantize"
-    block: int = BLOCK
+    name: ClassVar[str] = "int8"
+    family: ClassVar[str] = "ints"
+    dtype: ClassVar[np.dtype] = np.dtype(np.int8)
 
-    @property
-    def text(self) -> str:
-        """`int8`, or `int8:1024` with another block."""
-        return "int8" if self.block == BLOCK else f"int8:{self.block}"
 
-    def encode(
-        self, packed: Packed, state: State, seed: int, backend: Backend
-    ) -> tuple[Packed, State]:
-        """Return the codes and their scales."""
-        codes, scales = self._outputs(packed, backend)
-        backend.family("ints").int8_encode(packed.values, self.block, codes, scales)
-        return self._sent(packed, codes, scales), state
+@dataclass(frozen=True, slots=True)
+class Int4(BlockQuantizer):
+    """4-bit codes, two to a byte, `block` (even) elements to a scale: 4 + 32 / block bits each.
 
-    def encode_residual(
-        self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
-    ) -> tuple[Packed, Array, State]:
-        """See `Stage.encode_residual`."""
-        if residual is None:
-            residual = backend.xp.zeros_like(packed.values)
-        codes, scales = self._outputs(packed, backend)
-        left = backend.xp.empty_like(packed.values)
-        backend.family("ints").int8_encode_residual(
-            packed.values, residual, self.block, codes, scales, left
-        )
-        return self._sent(packed, codes, scales), left, state
+    Code + 8 in the low nibble of a byte for the first of two elements, in the high one for the
+    second. |x − decode(x)| ≤ absmax / 14 in each block, to rounding; a block whose absmax is below
+    1.5e-36 is sent as zeros.
+    """
 
-    def decode(self, packed: Packed, backend: Backend) -> Packed:
-        """Return float32 values."""
-        values = backend.xp.empty(packed.values.size, np.float32)
-        backend.family("ints").int8_decode(packed.values, packed.scales, self.block, values)
-        return replace(packed, values=values, scales=None)
+    name: ClassVar[str] = "int4"
+    family: ClassVar[str] = "ints"
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
+    values_per_code: ClassVar[int] = 2
 
-    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
-        """See `Stage.add`."""
-        if total.dtype != np.float32:
-            Stage.add(self, packed, weight, total, backend)
-            return
-        backend.family("ints").int8_add(packed.values, packed.scales, self.block, weight, total)
 
-    def sizes(self, count: int) -> Sizes:
-        """One byte per value, a scale per block."""
-        return Sizes(np.dtype(np.int8), count, -(-count // self.block))
+@dataclass(frozen=True, slots=True)
+class UInt8(BlockQuantizer):
+    """8-bit codes over the range of each block, with a step and an offset: 8 + 64 / block bits.
 
-    def _outputs(self, packed: Packed, backend: Backend) -> tuple[Array, Array]:
-        sizes = self.sizes(packed.values.size)
-        xp = backend.xp
-        return xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
+    The levels are whole multiples of step = (max − min) / 255, so 0 stays 0.
+    |x − decode(x)| ≤ step / 2, to rounding; if all of a block's elements are nearly equal, the step
+    is absmax · 2**-21, and never below 1.2e-38. Where a level would lie beyond the largest float32,
+    the step is up to 1/255 smaller, and the error up to a whole step.
+    """
 
-    def _sent(self, packed: Packed, codes: Array, scales: Array) -> Packed:
-        return replace(packed, values=codes, scales=scales)
+    name: ClassVar[str] = "uint8"
+    family: ClassVar[str] = "ints"
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
+    scales_per_block: ClassVar[int] = 2

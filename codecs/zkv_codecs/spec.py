@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from zkv_codecs.chain import Chain
 from zkv_codecs.feedback import Codec, Dgc, ErrorFeedback
-from zkv_codecs.ints import Int8
+from zkv_codecs.floats import Bf16, Fp8E4M3, Fp8E5M2, Fp16, ScaledFp16
+from zkv_codecs.ints import Int4, Int8, UInt8
 from zkv_codecs.lossless import Lz4, Zstd
 from zkv_codecs.lowrank import PowerSgd
 from zkv_codecs.packed import Stage
@@ -77,7 +78,14 @@ def number(where: str, text: str, example: str) -> float:
 
 
 STAGES: dict[str, _Make] = {
-    "int8": _whole(Int8, 256),
+    "fp16": _plain(Fp16),
+    "sfp16": _whole(ScaledFp16, ScaledFp16.block_default),
+    "bf16": _plain(Bf16),
+    "fp8_e4m3": _whole(Fp8E4M3, Fp8E4M3.block_default),
+    "fp8_e5m2": _whole(Fp8E5M2, Fp8E5M2.block_default),
+    "int8": _whole(Int8, Int8.block_default),
+    "int4": _whole(Int4, Int4.block_default),
+    "uint8": _whole(UInt8, UInt8.block_default),
     "topk": _number(TopK, "0.01"),
     "topk_sampled": _number(TopKSampled, "0.01"),
     "randomk": _number(RandomK, "0.01"),

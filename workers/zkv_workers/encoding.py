@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from zkv.data_messages import Form
-from zkv.dtypes import DTYPES, Array, all_finite, narrow, widen
+from zkv.dtypes import DTYPES, Array, narrow, widen
 from zkv.errors import PushRefused
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
@@ -27,6 +27,8 @@ from zkv_codecs.plan import NONE, Plan, plan
 
 GOLDEN = 0x9E3779B97F4A7C15
 SEED_BITS = (1 << 63) - 1
+LARGEST = 1e37
+"""Above it sums with a residual, or what a codec makes of them, may be infinite."""
 SUMS = ("bytes_before", "bytes_after", "encode_s", "residual_square")
 
 
@@ -143,22 +145,23 @@ class Encoder:
         """Return a key's flat, stored values as they may be sent; None: the key is skipped.
 
         Raises:
-            PushRefused: a value is NaN or infinite, the codec is lossy, and the plan says "raise".
+            PushRefused: a value is NaN, infinite or above 1e37, the codec is lossy, and the plan
+                says "raise".
         """
         blocks = layout.blocks_for([kid])
         codec = next((c for b in blocks if (c := self.codec_of(layout, b)).lossy), None)
         dtype = DTYPES[layout.entries[kid].spec.dtype]
-        if codec is None or all_finite(values, dtype):
+        if codec is None or _sendable(widen(values, dtype)):
             return values
         if self._plan.nonfinite == "skip":
             return None
         wide = widen(values, dtype)
-        bad = ~np.isfinite(wide)
+        bad = ~(np.abs(wide) <= LARGEST)
         if self._plan.nonfinite == "zero":
             return narrow(np.where(bad, wide.dtype.type(0), wide), dtype)
         at = int(np.flatnonzero(bad)[0])
         raise PushRefused(
-            f"key {layout.entries[kid].spec.key!r}: element {at} of the gradient is {wide[at]}, "
+            f"key {layout.entries[kid].spec.key!r}: element {at} of the gradient is {wide[at]:g}, "
             f"which codec {codec.text} cannot send; put nonfinite=skip or nonfinite=zero into the "
             "codec's plan, or send this key with none"
         )
@@ -217,6 +220,12 @@ class Encoder:
         for row in found.values():
             row["residual_norm"] = math.sqrt(float(row.pop("residual_square")))
         return found
+
+
+def _sendable(wide: Array) -> bool:
+    """Return whether no element is NaN, infinite or too large; mostly one dot product tells."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(wide, wide)) or (np.abs(wide) <= LARGEST).all())
 
 
 def seed_of(worker: int, batch: int, bid: int) -> int:

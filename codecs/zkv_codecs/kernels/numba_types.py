@@ -37,6 +37,9 @@ def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[_F], _F]:
     others. The disk cache sees changes of the kernel's own file only: what it calls and what
     changes with it should stand there too.
 
+    Numba finds it there by the contents of the kernel's own file: helpers stand in that file, and
+    whoever changes a constant of another one deletes the `__pycache__` beside it.
+
     Without the GIL, so that threads encode side by side; neither `parallel` (its threads clash with
     a caller's and with forks) nor `fastmath` (it removes the checks for NaN).
     """
