@@ -1,12 +1,9 @@
-"""CUDA's block integers, run on the CPU: the bits of NumPy's."""
+"""CUDA's block integers, on the CPU and on a device: the bits of NumPy's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import pytest
-from cuda_on_cpu import Family, family_on_cpu
+from cuda_on_cpu import family
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies_codecs import float_arrays, orders
@@ -17,10 +14,7 @@ blocks = st.sampled_from([1, 2, 31, 32, 33, 100, 256, 257, 1024])
 weights = st.sampled_from([1.0, 0.5, -3.0, 1 / 3])
 
 
-@pytest.fixture(scope="module")
-def ints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
-    with family_on_cpu("ints", tmp_path_factory.mktemp("ints")) as family:
-        yield family
+ints = family("ints")
 
 
 def outputs(x: Array, block: int) -> tuple[Array, Array]:
