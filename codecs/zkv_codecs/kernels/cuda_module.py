@@ -13,7 +13,9 @@ import importlib
 import importlib.resources
 from typing import Any
 
-FAMILIES = ("ints",)
+from zkv.dtypes import Array
+
+FAMILIES = ("ints", "sparse")
 """Families with a text."""
 
 OPTIONS = ("-std=c++17", "-fmad=false")
@@ -59,6 +61,18 @@ def launch(family: str, name: str, blocks: int, *arguments: Any) -> None:
     """
     if blocks:
         function(family, name)((blocks,), (THREADS,), arguments)
+
+
+def empty(count: int, dtype: Any) -> Array:
+    """Return a flat array on the current device, with anything in it."""
+    made: Array = _cupy().empty(count, dtype)
+    return made
+
+
+def array(values: Array) -> Array:
+    """Return a copy of a NumPy array on the current device."""
+    made: Array = _cupy().asarray(values)
+    return made
 
 
 @functools.cache

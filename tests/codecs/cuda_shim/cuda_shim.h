@@ -2,8 +2,9 @@
 //
 // Blocks run one after another, the threads of a block as fibres of one system thread, which give
 // way only where CUDA's threads wait for each other: at barriers and in warp functions. The order of
-// blocks, and of the threads between two such points, is drawn from a seed, so a kernel that lacks a
-// barrier, or depends on who comes first, gives other bits under another seed. What CUDA leaves
+// blocks, of warps between two barriers, and of lanes between two such points, is drawn from a seed,
+// so a kernel that lacks a barrier, or depends on who comes first, gives other bits under another
+// seed. What CUDA leaves
 // undefined is an error here: threads that part at a barrier, lanes that are named in a mask and do
 // not come, a value of a lane that does not take part.
 //
@@ -184,17 +185,29 @@ inline void start_block(unsigned threads) {
     }
 }
 
-inline void run_block(unsigned threads, std::vector<unsigned>& order) {
+// A warp runs as far as it can before the next one does: nothing but a barrier keeps it back.
+inline unsigned run_warp(unsigned warp, std::vector<unsigned>& lanes) {
+    unsigned all = 0;
+    do {
+        shuffle_order(lanes);
+        moves = 0;
+        for (unsigned lane : lanes) {
+            const unsigned at = warp * LANES + lane;
+            if (!fibres[at].done && !error[0]) resume(at);
+        }
+        all += moves;
+    } while (moves && !error[0]);
+    return all;
+}
+
+inline void run_block(unsigned threads) {
+    std::vector<unsigned> order(threads / LANES), lanes(LANES);
     start_block(threads);
     while (ended < threads && !error[0]) {
+        unsigned all = 0;
         shuffle_order(order);
-        moves = 0;
-        for (unsigned at : order) {
-            if (fibres[at].done || error[0]) continue;
-            resume(at);
-        }
-        if (!moves) {
-            current = threadIdx.x;
+        for (unsigned warp : order) all += run_warp(warp, lanes);
+        if (!all && !error[0]) {
             std::snprintf(
                 error, sizeof error, "block %u: %u threads have ended and the others wait",
                 blockIdx.x, ended
@@ -215,11 +228,11 @@ inline const char* launch(Call made, unsigned grid, unsigned threads, unsigned l
     threadIdx = blockIdx = {0, 0, 0};
     if (fibres.size() != threads) fibres = std::vector<Fibre>(threads);
     slots.assign(threads, 0);
-    std::vector<unsigned> blocks(grid), order(threads);
+    std::vector<unsigned> blocks(grid);
     shuffle_order(blocks);
     for (unsigned at : blocks) {
         blockIdx.x = at;
-        run_block(threads, order);
+        run_block(threads);
         if (error[0]) return error;
     }
     return nullptr;

@@ -25,7 +25,7 @@ static __device__ i64 thread_number() {
     return (i64)blockIdx.x * blockDim.x + threadIdx.x;
 }
 
-static __device__ int lane() {
+static __device__ u32 lane() {
     return threadIdx.x % WARP;
 }
 
@@ -48,4 +48,30 @@ static __device__ u32 warp_max(u32 value) {
         value = other > value ? other : value;
     }
     return value;
+}
+
+// The sum of this warp's lanes below this one; `total` becomes the sum of all.
+static __device__ u32 warp_sum_before(u32 value, u32* total) {
+    u32 sum = value;
+    for (u32 step = 1; step < WARP; step *= 2) {
+        const u32 other = __shfl_up_sync(ALL, sum, step);
+        if (lane() >= step) sum += other;
+    }
+    *total = __shfl_sync(ALL, sum, WARP - 1);
+    return sum - value;
+}
+
+// The sum of this block's threads below this one; `total` becomes the sum of all. All threads of
+// the block have to come.
+static __device__ u32 block_sum_before(u32 value, u32* total) {
+    __shared__ u32 sums[WARP];
+    u32 sum_of_warp, sum_of_all;
+    const u32 within = warp_sum_before(value, &sum_of_warp);
+    __syncthreads();
+    if (lane() == 0) sums[threadIdx.x / WARP] = sum_of_warp;
+    __syncthreads();
+    const u32 mine = lane() < blockDim.x / WARP ? sums[lane()] : 0;
+    const u32 before = warp_sum_before(mine, &sum_of_all);
+    *total = sum_of_all;
+    return within + __shfl_sync(ALL, before, threadIdx.x / WARP);
 }
