@@ -42,12 +42,27 @@ static __device__ u32 magnitude(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
+// What is encoded: x + e, or x where there is no residual.
+static __device__ float given(const float* x, const float* e, i64 i) {
+    return e ? x[i] + e[i] : x[i];
+}
+
 static __device__ u32 warp_max(u32 value) {
     for (int step = WARP / 2; step > 0; step /= 2) {
         const u32 other = __shfl_xor_sync(ALL, value, step);
         value = other > value ? other : value;
     }
     return value;
+}
+
+// The largest magnitude of a span's elements, in all lanes.
+static __device__ float absmax_of(const float* x, const float* e, Span span) {
+    u32 bits = 0;
+    for (i64 i = span.start + lane(); i < span.stop; i += WARP) {
+        const u32 other = magnitude(given(x, e, i));
+        bits = other > bits ? other : bits;
+    }
+    return __uint_as_float(warp_max(bits));
 }
 
 // The sum of this warp's lanes below this one; `total` becomes the sum of all.
