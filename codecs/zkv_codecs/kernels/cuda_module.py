@@ -15,8 +15,13 @@ from typing import Any
 
 from zkv.dtypes import Array
 
-FAMILIES = ("ints", "sparse")
-"""Families with a text."""
+TEXTS = {
+    "ints": ("common", "ints"),
+    "signs": ("common", "blocks", "signs"),
+    "random": ("common", "blocks", "random"),
+    "sparse": ("common", "sparse"),
+}
+"""The families, and the files that make up the text of each."""
 
 OPTIONS = ("-std=c++17", "-fmad=false")
 """No fused multiply-add: the bits are those of NumPy. Without an option, division, roots and
@@ -30,9 +35,9 @@ WARP = 32
 
 
 def source(family: str) -> str:
-    """Return a family's CUDA text, with what all families share before it."""
+    """Return a family's CUDA text."""
     folder = importlib.resources.files("zkv_codecs.kernels") / "cuda"
-    return "\n".join((folder / f"{name}.cu").read_text("utf-8") for name in ("common", family))
+    return "\n".join((folder / f"{name}.cu").read_text("utf-8") for name in TEXTS[family])
 
 
 def function(family: str, name: str) -> Any:

@@ -378,6 +378,22 @@ static inline float __uint_as_float(unsigned x) { return shim_same_bits<float>(x
 static inline int __float_as_int(float x) { return shim_same_bits<int>(x); }
 static inline float __int_as_float(int x) { return shim_same_bits<float>(x); }
 
+static inline unsigned __brev(unsigned x) {
+    unsigned turned = 0;
+    for (int bit = 0; bit < 32; bit++) turned |= (x >> bit & 1) << (31 - bit);
+    return turned;
+}
+
+// Byte i of the result is that byte of the two words which digit i of `which` names.
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+    const unsigned long long bytes = (unsigned long long)high << 32 | low;
+    unsigned made = 0;
+    for (int at = 0; at < 4; at++) {
+        made |= (unsigned)(bytes >> (which >> 4 * at & 7) * 8 & 0xff) << 8 * at;
+    }
+    return made;
+}
+
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline int __ffs(int x) { return __builtin_ffs(x); }

@@ -42,6 +42,19 @@ static __device__ u32 magnitude(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
+// 2**32 / golden ratio, made odd.
+#define GOLDEN 0x9E3779B1u
+
+// The finalizer of MurmurHash3 (Appleby, public domain).
+static __device__ u32 fmix32(u32 h) {
+    h ^= h >> 16;
+    h *= 0x85EBCA6Bu;
+    h ^= h >> 13;
+    h *= 0xC2B2AE35u;
+    h ^= h >> 16;
+    return h;
+}
+
 // What is encoded: x + e, or x where there is no residual.
 static __device__ float given(const float* x, const float* e, i64 i) {
     return e ? x[i] + e[i] : x[i];

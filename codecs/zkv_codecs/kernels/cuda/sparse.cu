@@ -11,7 +11,6 @@
 #define BINS 2048
 #define CHUNK 1024
 
-#define GOLDEN 0x9E3779B1u
 #define ROUNDS 12
 
 extern "C" __global__ void sum(const float* x, const float* e, i64 n, float* out) {
@@ -188,15 +187,6 @@ extern "C" __global__ void add_wide(
 ) {
     const i64 i = thread_number();
     if (i < count) total[indices[i]] = total[indices[i]] + (double)values[i] * weight;
-}
-
-static __device__ u32 fmix32(u32 h) {
-    h ^= h >> 16;
-    h *= 0x85EBCA6Bu;
-    h ^= h >> 13;
-    h *= 0xC2B2AE35u;
-    h ^= h >> 16;
-    return h;
 }
 
 static __device__ u32 moved(u32 half, u32 other, u32 extent, u32 key) {
