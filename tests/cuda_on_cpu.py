@@ -7,7 +7,6 @@ kernel declares, inputs must come back unchanged, and nothing around an array ma
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import re
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zkv.dtypes import Array
 from zkv_codecs.backend import NUMPY, Backend
 from zkv_codecs.kernels import cuda_module
 
@@ -94,9 +94,12 @@ class Library:
 
 
 class Family:
-    """One family of kernels in NumPy and in CUDA, to be compared bit by bit."""
+    """One family of kernels in NumPy and in CUDA, to be compared bit by bit.
 
-    def __init__(self, name: str, library: Library) -> None:
+    Without a library of kernels on the CPU, CUDA's run on a device.
+    """
+
+    def __init__(self, name: str, library: Library | None) -> None:
         self.numpy = NUMPY.family(name)
         self.cuda = Backend("cuda").family(name)
         self.library = library
@@ -107,33 +110,65 @@ class Family:
         Arrays that can be written to are copied before; they must have the same bits afterwards,
         and the functions must return the same. `order` decides which threads come first.
         """
-        self.library.seed = order
-        mine, wanted = (tuple(_copied(one) for one in arguments) for _ in range(2))
-        returned = getattr(self.cuda, name)(*mine)
-        assert returned == getattr(self.numpy, name)(*wanted)
+        wanted = tuple(_copied(one) for one in arguments)
+        returned = getattr(self.numpy, name)(*wanted)
+        mine, answer = self._on_cuda(name, arguments, order)
+        assert answer == returned
         for at, (one, other) in enumerate(zip(mine, wanted, strict=True)):
             if isinstance(one, np.ndarray) and one.tobytes() != other.tobytes():
                 np.testing.assert_array_equal(one, other, f"{name}, argument {at}", strict=True)
                 raise AssertionError(f"{name}, argument {at}: zeros of other signs, or NaNs")
         return wanted
 
+    def _on_cuda(
+        self, name: str, arguments: tuple[Any, ...], order: int
+    ) -> tuple[tuple[Any, ...], Any]:
+        function = getattr(self.cuda, name)
+        if self.library is not None:
+            self.library.seed = order
+            mine = tuple(_copied(one) for one in arguments)
+            return mine, function(*mine)
+        import cupy
 
-@contextlib.contextmanager
-def family_on_cpu(name: str, folder: Path) -> Iterator[Family]:
-    """Let `zkv_codecs.kernels.cuda_NAME` launch its kernels on the CPU, over NumPy arrays."""
-    library = Library(cuda_module.source(name), folder)
+        there = [cupy.asarray(one) if isinstance(one, np.ndarray) else one for one in arguments]
+        answer = function(*there)
+        back = (cupy.asnumpy(one) if isinstance(one, cupy.ndarray) else one for one in there)
+        return tuple(back), answer
 
-    def function(family: str, kernel: str) -> Any:
-        assert family == name
 
-        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
-            library.launch(kernel, *grid, *block, arguments)
+class _HostCupy:
+    """What of CuPy's arrays the functions use, in the host's memory."""
 
-        return launch
+    @staticmethod
+    def empty(count: int, dtype: Any) -> Array:
+        # What is left of others: nothing may depend on it.
+        return np.full(count * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_module, "function", function)
-        yield Family(name, library)
+    asarray = staticmethod(np.array)
+
+
+def family(name: str) -> Any:
+    """Return a fixture: a family on the CPU, and on a device where there is one."""
+
+    @pytest.fixture(scope="module", params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+    def made(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Family]:
+        if request.param == "gpu":
+            yield Family(name, None)
+            return
+        library = Library(cuda_module.source(name), tmp_path_factory.mktemp(name))
+
+        def function(asked: str, kernel: str) -> Any:
+            assert asked == name
+            return lambda grid, block, arguments: library.launch(kernel, *grid, *block, arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cuda_module, "function", function)
+            patch.setitem(sys.modules, "cupy", _HostCupy)
+            yield Family(name, library)
+
+    return made
 
 
 def _copied(argument: Any) -> Any:

@@ -1,7 +1,9 @@
-"""CUDA's kernels: their text beside this module, compiled by CuPy when one is first launched.
+"""CUDA's kernels: their text beside this module, compiled when one is first launched on a device.
 
 The text is CUDA C++, so that it can be compiled for every card where there is none, and run on a
-CPU by a test. Launches go to CuPy's current stream and wait for nothing.
+CPU by a test. CuPy brings the compiler, loads what it gives and launches it, on the current stream;
+nothing here waits for a kernel. CuPy's own `RawModule` is not used: it adds `-ftz=true` to all
+options (cupy/cupy issue 9576), so that subnormal numbers would become zeros, and other bits.
 """
 
 from __future__ import annotations
@@ -11,12 +13,19 @@ import importlib
 import importlib.resources
 from typing import Any
 
-FAMILIES = ("ints",)
-"""Families with a text."""
+from zkv.dtypes import Array
+
+TEXTS = {
+    "ints": ("common", "ints"),
+    "signs": ("common", "blocks", "signs"),
+    "random": ("common", "blocks", "random"),
+    "sparse": ("common", "sparse"),
+}
+"""The families, and the files that make up the text of each."""
 
 OPTIONS = ("-std=c++17", "-fmad=false")
-"""No fused multiply-add: the bits are those of NumPy. Division, roots and subnormals are IEEE's
-without an option."""
+"""No fused multiply-add: the bits are those of NumPy. Without an option, division, roots and
+subnormal numbers are IEEE's."""
 
 THREADS = 256
 """Threads in a block."""
@@ -26,19 +35,18 @@ WARP = 32
 
 
 def source(family: str) -> str:
-    """Return a family's CUDA text, with what all families share before it."""
+    """Return a family's CUDA text."""
     folder = importlib.resources.files("zkv_codecs.kernels") / "cuda"
-    return "\n".join((folder / f"{name}.cu").read_text("utf-8") for name in ("common", family))
+    return "\n".join((folder / f"{name}.cu").read_text("utf-8") for name in TEXTS[family])
 
 
-@functools.cache
 def function(family: str, name: str) -> Any:
-    """Return a kernel, to be called with a grid, a block and arguments; CuPy compiles its family.
+    """Return a kernel for the current device, to be called with a grid, a block and arguments.
 
     Raises:
         ImportError: CuPy is not installed.
     """
-    return _module(family).get_function(name)
+    return _function(family, name, _cupy().cuda.runtime.getDevice())
 
 
 def per_element(family: str, name: str, count: int, *arguments: Any) -> None:
@@ -60,12 +68,37 @@ def launch(family: str, name: str, blocks: int, *arguments: Any) -> None:
         function(family, name)((blocks,), (THREADS,), arguments)
 
 
+def empty(count: int, dtype: Any) -> Array:
+    """Return a flat array on the current device, with anything in it."""
+    made: Array = _cupy().empty(count, dtype)
+    return made
+
+
+def array(values: Array) -> Array:
+    """Return a copy of a NumPy array on the current device."""
+    made: Array = _cupy().asarray(values)
+    return made
+
+
 @functools.cache
-def _module(family: str) -> Any:
+def _function(family: str, name: str, device: int) -> Any:
+    return _module(family, device).get_function(name)
+
+
+@functools.cache
+def _module(family: str, device: int) -> Any:
+    """Return a family's machine code, loaded on the current device, which is `device`."""
+    cuda = _cupy().cuda
+    code, _ = cuda.compiler.compile_using_nvrtc(source(family), OPTIONS, filename=f"{family}.cu")
+    module = cuda.Module()
+    module.load(code)
+    return module
+
+
+def _cupy() -> Any:
     try:
-        cupy = importlib.import_module("cupy")
+        return importlib.import_module("cupy")
     except ImportError as error:
         raise ImportError(
             "kernels 'cuda' need CuPy: pip install 'zkv[cuda12]' or 'zkv[cuda13]'"
         ) from error
-    return cupy.RawModule(code=source(family), options=OPTIONS)

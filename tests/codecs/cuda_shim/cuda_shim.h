@@ -2,8 +2,9 @@
 //
 // Blocks run one after another, the threads of a block as fibres of one system thread, which give
 // way only where CUDA's threads wait for each other: at barriers and in warp functions. The order of
-// blocks, and of the threads between two such points, is drawn from a seed, so a kernel that lacks a
-// barrier, or depends on who comes first, gives other bits under another seed. What CUDA leaves
+// blocks, of warps between two barriers, and of lanes between two such points, is drawn from a seed,
+// so a kernel that lacks a barrier, or depends on who comes first, gives other bits under another
+// seed. What CUDA leaves
 // undefined is an error here: threads that part at a barrier, lanes that are named in a mask and do
 // not come, a value of a lane that does not take part.
 //
@@ -184,17 +185,29 @@ inline void start_block(unsigned threads) {
     }
 }
 
-inline void run_block(unsigned threads, std::vector<unsigned>& order) {
+// A warp runs as far as it can before the next one does: nothing but a barrier keeps it back.
+inline unsigned run_warp(unsigned warp, std::vector<unsigned>& lanes) {
+    unsigned all = 0;
+    do {
+        shuffle_order(lanes);
+        moves = 0;
+        for (unsigned lane : lanes) {
+            const unsigned at = warp * LANES + lane;
+            if (!fibres[at].done && !error[0]) resume(at);
+        }
+        all += moves;
+    } while (moves && !error[0]);
+    return all;
+}
+
+inline void run_block(unsigned threads) {
+    std::vector<unsigned> order(threads / LANES), lanes(LANES);
     start_block(threads);
     while (ended < threads && !error[0]) {
+        unsigned all = 0;
         shuffle_order(order);
-        moves = 0;
-        for (unsigned at : order) {
-            if (fibres[at].done || error[0]) continue;
-            resume(at);
-        }
-        if (!moves) {
-            current = threadIdx.x;
+        for (unsigned warp : order) all += run_warp(warp, lanes);
+        if (!all && !error[0]) {
             std::snprintf(
                 error, sizeof error, "block %u: %u threads have ended and the others wait",
                 blockIdx.x, ended
@@ -215,11 +228,11 @@ inline const char* launch(Call made, unsigned grid, unsigned threads, unsigned l
     threadIdx = blockIdx = {0, 0, 0};
     if (fibres.size() != threads) fibres = std::vector<Fibre>(threads);
     slots.assign(threads, 0);
-    std::vector<unsigned> blocks(grid), order(threads);
+    std::vector<unsigned> blocks(grid);
     shuffle_order(blocks);
     for (unsigned at : blocks) {
         blockIdx.x = at;
-        run_block(threads, order);
+        run_block(threads);
         if (error[0]) return error;
     }
     return nullptr;
@@ -364,6 +377,22 @@ static inline unsigned __float_as_uint(float x) { return shim_same_bits<unsigned
 static inline float __uint_as_float(unsigned x) { return shim_same_bits<float>(x); }
 static inline int __float_as_int(float x) { return shim_same_bits<int>(x); }
 static inline float __int_as_float(int x) { return shim_same_bits<float>(x); }
+
+static inline unsigned __brev(unsigned x) {
+    unsigned turned = 0;
+    for (int bit = 0; bit < 32; bit++) turned |= (x >> bit & 1) << (31 - bit);
+    return turned;
+}
+
+// Byte i of the result is that byte of the two words which digit i of `which` names.
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+    const unsigned long long bytes = (unsigned long long)high << 32 | low;
+    unsigned made = 0;
+    for (int at = 0; at < 4; at++) {
+        made |= (unsigned)(bytes >> (which >> 4 * at & 7) * 8 & 0xff) << 8 * at;
+    }
+    return made;
+}
 
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
