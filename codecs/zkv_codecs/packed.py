@@ -9,6 +9,7 @@ as a `Backend`, chance as a seed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -39,16 +40,16 @@ class Packed:
     """What a quantizer needs to decode: float32."""
     seed: int = 0
     """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
-    count: int | None = None
-    """How many values the codes stand for, where several share a byte. Not on the wire: a receiver
-    knows it from the stages before. None: one for each position, or all."""
+    kept: int | None = None
+    """How many elements a sparsifier has left; None: all."""
+    before: Sizes | None = None
+    """What went into a lossless stage. Not on the wire: a receiver knows it from the stages before
+    that one, and sets it, and so bounds what is decompressed."""
 
     @property
-    def coded(self) -> int:
-        """How many values the codes stand for."""
-        if self.count is not None:
-            return self.count
-        return self.size if self.indices is None else int(self.indices.size)
+    def count(self) -> int:
+        """How many elements are sent, in whatever form."""
+        return self.size if self.kept is None else self.kept
 
     @property
     def size(self) -> int:
@@ -86,9 +87,11 @@ class Sizes:
     """Of the values that come out."""
     values: int
     scales: int = 0
+    at_most: bool = False
+    """Whether there may be fewer values: what a lossless stage gives depends on them."""
 
 
-class Stage:
+class Stage(ABC):
     """One step of a codec: a frozen dataclass, equal if its parameters are.
 
     `encode` must not change what it is given, and must give the same bits for the same input, seed
@@ -100,27 +103,32 @@ class Stage:
     biased: ClassVar[bool] = True
     """Whether the mean of many encodings differs from what was given: error feedback wanted."""
     feedback: ClassVar[bool] = True
-    """Whether error feedback may be put around it: not if it has its own, or if its codes are votes
-    and not values."""
+    """Whether error feedback may be put around it."""
+    remembers: ClassVar[bool] = False
+    """Whether it has a state: then it must be a chain's first stage."""
+    positions_travel: ClassVar[bool] = True
+    """Of a sparsifier: whether the receiver is told the positions, or draws them again."""
+    families: ClassVar[tuple[str, ...]] = ()
+    """The kernels that it needs (see `zkv_codecs.backend`)."""
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """The text that `zkv_codecs.spec` reads as this stage."""
-        raise NotImplementedError
 
     def start(self, shape: Sequence[int]) -> State:
         """Return the first state, for arrays of this shape."""
         return ()
 
+    @abstractmethod
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return what is sent instead of `packed`, and the next state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return what `encode` was given, as well as can be known: float32 values."""
-        raise NotImplementedError
 
     def encode_residual(
         self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
@@ -143,9 +151,21 @@ class Stage:
         decoded = self.decode(packed, backend).values.astype(total.dtype, copy=False)
         total += decoded if weight == 1.0 else decoded * total.dtype.type(weight)
 
+    def places(self, packed: Packed, backend: Backend) -> Array:
+        """Return where the values of a sparsifier belong: positions in the flat dense array."""
+        assert packed.indices is not None
+        return packed.indices
+
+    @abstractmethod
     def sizes(self, count: int) -> Sizes:
-        """Return what is sent for `count` values; a receiver refuses anything else."""
-        raise NotImplementedError
+        """Return what is sent for `count` float32 values of a flat array."""
+
+    def sizes_after(self, given: Sizes, shape: Sequence[int]) -> Sizes:
+        """Return what is sent when `given` goes in; a receiver refuses anything else.
+
+        `shape` is the dense array's. Only stages that look at more than the count override this.
+        """
+        return self.sizes(given.values)
 
     def restore(self, now: State, old: State, new: State) -> State:
         """Return the state `now` without the step that led from `old` to `new`.

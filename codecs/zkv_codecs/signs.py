@@ -16,80 +16,54 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
-from zkv_codecs.blocks import checked
-from zkv_codecs.packed import Packed, Sizes, Stage, State
+from zkv_codecs.coded import Blocked, Coded
+from zkv_codecs.packed import Packed, State
 
 BLOCK = 256
 """Elements that share a scale: 0.125 bits of scale per element."""
 
 MXNET_THRESHOLD = 0.5
 THRESHOLD_MIN, THRESHOLD_MAX = 1e-30, 1e30
-_BYTES = np.dtype(np.uint8)
 
 
-# --- the mean of |x|, and the means of both signs ---------------------------------------------
+# --- the mean of |x|, and the means of both signs ----------------------------------------------
 
 
-class _Means(Stage):
-    """Sign bits, and `means` scales for each block. Kernels are called by the codec's name."""
+class _Means(Blocked):
+    """Sign bits, and means for each block. Kernels are called by the codec's name."""
 
-    kind: ClassVar[str] = "quantize"
-    name: ClassVar[str]
-    means: ClassVar[int]
-    block: int
-
-    def __post_init__(self) -> None:
-        checked(self.name, self.block)
-
-    @property
-    def text(self) -> str:
-        """The name, and the size of a block if it is another one than 256."""
-        return self.name if self.block == BLOCK else f"{self.name}:{self.block}"
+    families: ClassVar[tuple[str, ...]] = ("signs",)
+    each: ClassVar[int] = 8
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
-        """Return the sign bits and the blocks' scales."""
+        """Return the sign bits and the blocks' means."""
         bits, scales = self._outputs(packed, backend)
         encode = getattr(backend.family("signs"), f"{self.name}_encode")
         encode(packed.values, self.block, bits, scales)
-        return _sent(packed, bits, scales), state
+        return self._sent(packed, bits, scales), state
 
     def encode_residual(
         self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, Array, State]:
         """See `Stage.encode_residual`."""
         if residual is None:
-            residual = backend.xp.zeros_like(packed.values)
+            # −0.0 and not 0.0: it leaves the signs of zeros as they are.
+            residual = backend.xp.full_like(packed.values, -0.0)
         bits, scales = self._outputs(packed, backend)
         left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode_residual")
         encode(packed.values, residual, self.block, bits, scales, left)
-        return _sent(packed, bits, scales), left, state
+        return self._sent(packed, bits, scales), left, state
 
-    def decode(self, packed: Packed, backend: Backend) -> Packed:
-        """Return float32 values."""
-        values = backend.xp.empty(packed.coded, np.float32)
+    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
         decode = getattr(backend.family("signs"), f"{self.name}_decode")
-        decode(packed.values, packed.scales, self.block, values)
-        return _dense(packed, values)
+        decode(packed.values, packed.scales, self.block, out)
 
-    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
-        """See `Stage.add`."""
-        if total.dtype != np.float32:
-            Stage.add(self, packed, weight, total, backend)
-            return
+    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         add = getattr(backend.family("signs"), f"{self.name}_add")
         add(packed.values, packed.scales, self.block, weight, total)
-
-    def sizes(self, count: int) -> Sizes:
-        """A byte for eight values, and the scales of each block."""
-        return Sizes(_BYTES, -(-count // 8), self.means * -(-count // self.block))
-
-    def _outputs(self, packed: Packed, backend: Backend) -> tuple[Array, Array]:
-        sizes = self.sizes(packed.values.size)
-        xp = backend.xp
-        return xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +79,6 @@ class OneBit(_Means):
     """
 
     name: ClassVar[str] = "onebit"
-    means: ClassVar[int] = 1
     block: int = BLOCK
 
 
@@ -123,59 +96,51 @@ class TwoMeans(_Means):
     """
 
     name: ClassVar[str] = "twomeans"
-    means: ClassVar[int] = 2
+    scales: ClassVar[int] = 2
     block: int = BLOCK
 
 
-# --- signs alone -----------------------------------------------------------------------------
+# --- signs alone -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Majority(Stage):
+class Majority(Coded):
     """A vote, 1 or −1, for each element: one bit (signSGD, Bernstein et al., arXiv 1810.05291).
 
     What is sent is a vote and not a value, zero votes 1, and `majority` turns a sum of votes into
     what is applied. There is no error feedback, as nothing says how much of a gradient was sent.
     """
 
-    kind: ClassVar[str] = "quantize"
+    name: ClassVar[str] = "majority"
     feedback: ClassVar[bool] = False
+    families: ClassVar[tuple[str, ...]] = ("signs",)
+    each: ClassVar[int] = 8
 
     @property
     def text(self) -> str:
         """`majority`."""
-        return "majority"
+        return self.name
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the sign bits."""
-        bits = backend.xp.empty(self.sizes(packed.values.size).values, _BYTES)
+        bits, _ = self._outputs(packed, backend)
         backend.family("signs").signs_encode(packed.values, bits)
-        return _sent(packed, bits, None), state
+        return self._sent(packed, bits), state
 
-    def decode(self, packed: Packed, backend: Backend) -> Packed:
-        """Return votes: −1 or 1, float32."""
-        values = backend.xp.empty(packed.coded, np.float32)
-        backend.family("signs").signs_decode(packed.values, values)
-        return _dense(packed, values)
+    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
+        backend.family("signs").signs_decode(packed.values, out)
 
-    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
-        """See `Stage.add`."""
-        if total.dtype != np.float32:
-            Stage.add(self, packed, weight, total, backend)
-            return
+    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         backend.family("signs").signs_add(packed.values, weight, total)
-
-    def sizes(self, count: int) -> Sizes:
-        """A byte for eight values."""
-        return Sizes(_BYTES, -(-count // 8))
 
 
 def majority(votes: Array, backend: Backend) -> Array:
     """Return what most voted for, where `votes` are sums of decoded votes: 1, −1, or 0 for a tie.
 
-    A float32 array of any shape. With equal weights, sums are exact below 2**24 voters.
+    A float32 array of the shape of `votes`. Voters of equal weight are counted exactly, up to 2**24
+    of them in float32.
     """
     decided: Array = backend.xp.empty(votes.shape, np.float32)
     flat = votes.astype(np.float32, order="C", copy=False).reshape(-1)
@@ -186,18 +151,16 @@ def majority(votes: Array, backend: Backend) -> Array:
 # --- MXNet's thresholds ------------------------------------------------------------------------
 
 
-class _Threshold(Stage):
+class _Threshold(Coded):
     """Codes against a threshold, of x plus what is left of earlier encodings: that is the state.
 
-    What has been sent and what is left is what was given, so no other error feedback is wanted.
+    What has been sent and what is left are what was given, so no other error feedback is wanted.
     """
 
-    kind: ClassVar[str] = "quantize"
     biased: ClassVar[bool] = False
     feedback: ClassVar[bool] = False
-    name: ClassVar[str]
-    each: ClassVar[int]
-    """Codes to a byte."""
+    remembers: ClassVar[bool] = True
+    families: ClassVar[tuple[str, ...]] = ("signs",)
     threshold: float
 
     def __post_init__(self) -> None:
@@ -222,22 +185,21 @@ class _Threshold(Stage):
         before = backend.xp.asarray(state[0])
         if before.size != packed.values.size:
             raise ValueError(
-                f"{self.name}: {packed.values.size} values and a residual of {before.size};"
-                f" {self.name} takes whole arrays, so put no other stage before it"
+                f"{self.text}: {packed.values.size} values and a residual of {before.size}; it"
+                " takes whole arrays, so put no other stage before it"
             )
-        codes = backend.xp.empty(self.sizes(packed.values.size).values, _BYTES)
+        codes, _ = self._outputs(packed, backend)
         left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode")
         encode(packed.values, before, self.threshold, codes, left)
-        return _sent(packed, codes, None), (left,)
+        return self._sent(packed, codes), (left,)
 
     def restore(self, now: State, old: State, new: State) -> State:
-        """Return what would be left without the step from `old` to `new`, to rounding."""
-        return (now[0] + (old[0] - new[0]),)
+        """Return what would be left without the step from `old` to `new`.
 
-    def sizes(self, count: int) -> Sizes:
-        """A byte for as many values as share one."""
-        return Sizes(_BYTES, -(-count // self.each))
+        `old` itself where that was the last step, else to rounding.
+        """
+        return old if now[0] is new[0] else (now[0] + (old[0] - new[0]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,17 +226,10 @@ class MxOneBit(_Threshold):
             return self.name
         return f"{self.name}:{_number(self.threshold)}"
 
-    def decode(self, packed: Packed, backend: Backend) -> Packed:
-        """Return 1 or −1, float32."""
-        values = backend.xp.empty(packed.coded, np.float32)
-        backend.family("signs").mx1bit_decode(packed.values, values)
-        return _dense(packed, values)
+    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
+        backend.family("signs").mx1bit_decode(packed.values, out)
 
-    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
-        """See `Stage.add`."""
-        if total.dtype != np.float32:
-            Stage.add(self, packed, weight, total, backend)
-            return
+    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         backend.family("signs").mx1bit_add(packed.values, weight, total)
 
 
@@ -301,32 +256,14 @@ class MxTwoBit(_Threshold):
         """`mx2bit:0.5` for MXNet's own threshold."""
         return f"{self.name}:{_number(self.threshold)}"
 
-    def decode(self, packed: Packed, backend: Backend) -> Packed:
-        """Return T, −T or 0, float32."""
-        values = backend.xp.empty(packed.coded, np.float32)
-        backend.family("signs").mx2bit_decode(packed.values, self.threshold, values)
-        return _dense(packed, values)
+    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
+        backend.family("signs").mx2bit_decode(packed.values, self.threshold, out)
 
-    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
-        """See `Stage.add`."""
-        if total.dtype != np.float32:
-            Stage.add(self, packed, weight, total, backend)
-            return
+    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         backend.family("signs").mx2bit_add(packed.values, self.threshold, weight, total)
-
-
-# --- what they share ---------------------------------------------------------------------------
-
-
-def _sent(packed: Packed, codes: Array, scales: Array | None) -> Packed:
-    return Packed(codes, packed.shape, packed.indices, scales, packed.seed, int(packed.values.size))
-
-
-def _dense(packed: Packed, values: Array) -> Packed:
-    return Packed(values, packed.shape, packed.indices, None, packed.seed)
 
 
 def _number(value: float) -> str:
     """Return the shortest text that reads as the same number."""
     short = f"{value:g}"
-    return short if float(short) == value else repr(value)
+    return short if float(short) == value else repr(float(value))

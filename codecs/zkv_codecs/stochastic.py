@@ -14,9 +14,9 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
-from zkv_codecs.blocks import checked
+from zkv_codecs.coded import Blocked, Coded
 from zkv_codecs.kernels.numpy_random import folded
-from zkv_codecs.packed import Packed, Sizes, Stage, State
+from zkv_codecs.packed import Packed, State
 
 QSGD_BLOCK = 512
 TERNARY_BLOCK = 256
@@ -24,27 +24,29 @@ LEVELS_MAX = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Qsgd(Stage):
+class Qsgd(Blocked):
     """8-bit codes from −levels to levels, in units of a block's length / levels.
 
     q = x · levels / ‖block‖₂, rounded down or up so that its mean is exact; decoded as
     q · ‖block‖₂ / levels: 8 + 32 / block bits per element (Alistarh et al., QSGD, arXiv 1610.02132;
     there coded by Elias, with the same chances). |x − decode(x)| < ‖block‖₂ / levels, to rounding.
-    Unbiased, to 2**-23 of that. Blocks whose largest magnitude is below 1.5e-36 are sent as zeros.
+    Unbiased, to 2**-23 of x. Blocks whose largest magnitude is below 1.5e-36 are sent as zeros.
 
     Raises:
         ValueError: levels outside 1 … 127, or a block that is no power of two from 64 to 4096.
     """
 
-    kind: ClassVar[str] = "quantize"
+    name: ClassVar[str] = "qsgd"
     biased: ClassVar[bool] = False
+    families: ClassVar[tuple[str, ...]] = ("random", "ints")
+    dtype: ClassVar[np.dtype] = np.dtype(np.int8)
     levels: int
     block: int = QSGD_BLOCK
 
     def __post_init__(self) -> None:
-        if not 1 <= self.levels <= LEVELS_MAX:
-            raise ValueError(f"qsgd: {self.levels} levels; give 1 to {LEVELS_MAX}")
-        checked("qsgd", self.block)
+        if type(self.levels) is not int or not 1 <= self.levels <= LEVELS_MAX:
+            raise ValueError(f"qsgd: {self.levels!r} levels; give 1 to {LEVELS_MAX}")
+        Blocked.__post_init__(self)
 
     @property
     def text(self) -> str:
@@ -56,77 +58,55 @@ class Qsgd(Stage):
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the codes and their scales."""
-        xp, sizes = backend.xp, self.sizes(packed.values.size)
-        codes, scales = xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
+        codes, scales = self._outputs(packed, backend)
         backend.family("random").qsgd_encode(
             packed.values, self.levels, self.block, folded(seed), codes, scales
         )
-        return Packed(codes, packed.shape, packed.indices, scales, packed.seed), state
+        return self._sent(packed, codes, scales), state
 
-    def decode(self, packed: Packed, backend: Backend) -> Packed:
-        """Return float32 values."""
-        values = backend.xp.empty(packed.values.size, np.float32)
-        backend.family("ints").int8_decode(packed.values, packed.scales, self.block, values)
-        return Packed(values, packed.shape, packed.indices, None, packed.seed)
+    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
+        backend.family("ints").int8_decode(packed.values, packed.scales, self.block, out)
 
-    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
-        """See `Stage.add`."""
-        if total.dtype != np.float32:
-            Stage.add(self, packed, weight, total, backend)
-            return
+    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         backend.family("ints").int8_add(packed.values, packed.scales, self.block, weight, total)
-
-    def sizes(self, count: int) -> Sizes:
-        """One byte per value, a scale per block."""
-        return Sizes(np.dtype(np.int8), count, -(-count // self.block))
 
 
 @dataclass(frozen=True, slots=True)
-class Natural(Stage):
+class Natural(Coded):
     """Sign and exponent: one of the two powers of two around x, by chance, in 8 bits.
 
-    The mean is exact for |x| from 2**-108 to 2**18 and for 0; what is larger becomes 2**18, and
-    what is smaller 2**-108 or 0. The mean of decode(x)² is 9/8 x² at most (Horváth et al., "Natural
+    The mean is exact for 0 and for |x| from 2**-108 to 2**18; what is larger becomes 2**18, what is
+    smaller 2**-108 or 0. The mean of decode(x)² is 9/8 x² at most (Horváth et al., "Natural
     compression", arXiv 1905.10988). A code is sign · 128 + exponent − 18, with float32's biased
     exponent; 0 is zero.
     """
 
-    kind: ClassVar[str] = "quantize"
+    name: ClassVar[str] = "natural"
     biased: ClassVar[bool] = False
+    families: ClassVar[tuple[str, ...]] = ("random",)
 
     @property
     def text(self) -> str:
         """`natural`."""
-        return "natural"
+        return self.name
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the codes."""
-        codes = backend.xp.empty(packed.values.size, np.uint8)
+        codes, _ = self._outputs(packed, backend)
         backend.family("random").natural_encode(packed.values, folded(seed), codes)
-        return Packed(codes, packed.shape, packed.indices, None, packed.seed), state
+        return self._sent(packed, codes), state
 
-    def decode(self, packed: Packed, backend: Backend) -> Packed:
-        """Return float32 values."""
-        values = backend.xp.empty(packed.values.size, np.float32)
-        backend.family("random").natural_decode(packed.values, values)
-        return Packed(values, packed.shape, packed.indices, None, packed.seed)
+    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
+        backend.family("random").natural_decode(packed.values, out)
 
-    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
-        """See `Stage.add`."""
-        if total.dtype != np.float32:
-            Stage.add(self, packed, weight, total, backend)
-            return
+    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         backend.family("random").natural_add(packed.values, weight, total)
-
-    def sizes(self, count: int) -> Sizes:
-        """One byte per value."""
-        return Sizes(np.dtype(np.uint8), count)
 
 
 @dataclass(frozen=True, slots=True)
-class Ternary(Stage):
+class Ternary(Blocked):
     """−1, 0 or 1 times the largest magnitude s of a block: 2 + 32 / block bits per element.
 
     x becomes sign(x) · s with probability |x| / s, else 0, so its mean is exact to s / 2**24 (Wen
@@ -138,45 +118,26 @@ class Ternary(Stage):
         ValueError: a block that is no power of two from 64 to 4096.
     """
 
-    kind: ClassVar[str] = "quantize"
+    name: ClassVar[str] = "ternary"
     biased: ClassVar[bool] = False
+    families: ClassVar[tuple[str, ...]] = ("random",)
+    each: ClassVar[int] = 4
     block: int = TERNARY_BLOCK
-
-    def __post_init__(self) -> None:
-        checked("ternary", self.block)
-
-    @property
-    def text(self) -> str:
-        """`ternary`, or `ternary:64` with another block than 256."""
-        return "ternary" if self.block == TERNARY_BLOCK else f"ternary:{self.block}"
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the codes and their scales."""
-        xp, sizes = backend.xp, self.sizes(packed.values.size)
-        codes, scales = xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
+        codes, scales = self._outputs(packed, backend)
         backend.family("random").ternary_encode(
             packed.values, self.block, folded(seed), codes, scales
         )
-        count = int(packed.values.size)
-        return Packed(codes, packed.shape, packed.indices, scales, packed.seed, count), state
+        return self._sent(packed, codes, scales), state
 
-    def decode(self, packed: Packed, backend: Backend) -> Packed:
-        """Return float32 values."""
-        values = backend.xp.empty(packed.coded, np.float32)
-        backend.family("random").ternary_decode(packed.values, packed.scales, self.block, values)
-        return Packed(values, packed.shape, packed.indices, None, packed.seed)
+    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
+        backend.family("random").ternary_decode(packed.values, packed.scales, self.block, out)
 
-    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
-        """See `Stage.add`."""
-        if total.dtype != np.float32:
-            Stage.add(self, packed, weight, total, backend)
-            return
+    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         backend.family("random").ternary_add(
             packed.values, packed.scales, self.block, weight, total
         )
-
-    def sizes(self, count: int) -> Sizes:
-        """A byte for four values, a scale per block."""
-        return Sizes(np.dtype(np.uint8), -(-count // 4), -(-count // self.block))
