@@ -41,7 +41,7 @@ class Packed:
     seed: int = 0
     """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
     kept: int | None = None
-    """How many elements a sparsifier has left; None: all."""
+    """How many elements a sparsifier has left; None: as many as `indices`, or all."""
     before: Sizes | None = None
     """What went into a lossless stage. Not on the wire: a receiver knows it from the stages before
     that one, and sets it, and so bounds what is decompressed."""
@@ -49,7 +49,9 @@ class Packed:
     @property
     def count(self) -> int:
         """How many elements are sent, in whatever form."""
-        return self.size if self.kept is None else self.kept
+        if self.kept is not None:
+            return self.kept
+        return self.size if self.indices is None else int(self.indices.size)
 
     @property
     def size(self) -> int:
@@ -79,6 +81,15 @@ def dense(array: Array) -> Packed:
     return Packed(flat, tuple(array.shape))
 
 
+def taken_back(now: Array, old: Array, new: Array) -> Array:
+    """Return a residual `now` without the step from `old` to `new`.
+
+    If no step came since, that is `old` to the bit; else old − new is added, so that what later
+    steps put in stays.
+    """
+    return old if now is new else now + (old - new)
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What a stage puts on the wire for a given count of values that go in."""
@@ -103,11 +114,14 @@ class Stage(ABC):
     biased: ClassVar[bool] = True
     """Whether the mean of many encodings differs from what was given: error feedback wanted."""
     feedback: ClassVar[bool] = True
-    """Whether error feedback may be put around it."""
+    """Whether error feedback may be put around it: not if it has its own, or if its codes are votes
+    and not values."""
     remembers: ClassVar[bool] = False
     """Whether it has a state: then it must be a chain's first stage."""
     positions_travel: ClassVar[bool] = True
     """Of a sparsifier: whether the receiver is told the positions, or draws them again."""
+    votes: ClassVar[bool] = False
+    """Whether what is decoded are votes: their sum is settled by majority, and not divided."""
     families: ClassVar[tuple[str, ...]] = ()
     """The kernels that it needs (see `zkv_codecs.backend`)."""
 
@@ -150,6 +164,10 @@ class Stage(ABC):
         """
         decoded = self.decode(packed, backend).values.astype(total.dtype, copy=False)
         total += decoded if weight == 1.0 else decoded * total.dtype.type(weight)
+
+    def owes(self, state: State) -> Array | None:
+        """Return what the state keeps back of the arrays that were given."""
+        return None
 
     def places(self, packed: Packed, backend: Backend) -> Array:
         """Return where the values of a sparsifier belong: positions in the flat dense array."""

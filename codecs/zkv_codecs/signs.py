@@ -9,40 +9,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
-from zkv_codecs.coded import Blocked, Coded
-from zkv_codecs.packed import Packed, State
+from zkv_codecs.blocks import checked, counted
+from zkv_codecs.packed import Packed, Sizes, Stage, State, taken_back
 
 BLOCK = 256
 """Elements that share a scale: 0.125 bits of scale per element."""
 
 MXNET_THRESHOLD = 0.5
 THRESHOLD_MIN, THRESHOLD_MAX = 1e-30, 1e30
+_BYTES = np.dtype(np.uint8)
 
 
-# --- the mean of |x|, and the means of both signs ----------------------------------------------
+# --- the mean of |x|, and the means of both signs ---------------------------------------------
 
 
-class _Means(Blocked):
-    """Sign bits, and means for each block. Kernels are called by the codec's name."""
+class _Means(Stage):
+    """Sign bits, and `means` scales for each block. Kernels are called by the codec's name."""
 
+    kind: ClassVar[str] = "quantize"
     families: ClassVar[tuple[str, ...]] = ("signs",)
-    each: ClassVar[int] = 8
+    name: ClassVar[str]
+    means: ClassVar[int]
+    block: int
+
+    def __post_init__(self) -> None:
+        checked(self.name, self.block)
+
+    @property
+    def text(self) -> str:
+        """The name, and the size of a block if it is another one than 256."""
+        return self.name if self.block == BLOCK else f"{self.name}:{self.block}"
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
-        """Return the sign bits and the blocks' means."""
+        """Return the sign bits and the blocks' scales."""
         bits, scales = self._outputs(packed, backend)
         encode = getattr(backend.family("signs"), f"{self.name}_encode")
         encode(packed.values, self.block, bits, scales)
-        return self._sent(packed, bits, scales), state
+        return _sent(packed, bits, scales), state
 
     def encode_residual(
         self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
@@ -55,15 +67,32 @@ class _Means(Blocked):
         left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode_residual")
         encode(packed.values, residual, self.block, bits, scales, left)
-        return self._sent(packed, bits, scales), left, state
+        return _sent(packed, bits, scales), left, state
 
-    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """Return float32 values."""
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         decode = getattr(backend.family("signs"), f"{self.name}_decode")
-        decode(packed.values, packed.scales, self.block, out)
+        decode(packed.values, packed.scales, self.block, values)
+        return _dense(packed, values)
 
-    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """See `Stage.add`."""
+        if total.dtype != np.float32:
+            Stage.add(self, packed, weight, total, backend)
+            return
+        counted(self, packed, total.size)
         add = getattr(backend.family("signs"), f"{self.name}_add")
         add(packed.values, packed.scales, self.block, weight, total)
+
+    def sizes(self, count: int) -> Sizes:
+        """A byte for eight values, and the scales of each block."""
+        return Sizes(_BYTES, -(-count // 8), self.means * -(-count // self.block))
+
+    def _outputs(self, packed: Packed, backend: Backend) -> tuple[Array, Array]:
+        sizes = self.sizes(packed.values.size)
+        xp = backend.xp
+        return xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +108,7 @@ class OneBit(_Means):
     """
 
     name: ClassVar[str] = "onebit"
+    means: ClassVar[int] = 1
     block: int = BLOCK
 
 
@@ -96,51 +126,62 @@ class TwoMeans(_Means):
     """
 
     name: ClassVar[str] = "twomeans"
-    scales: ClassVar[int] = 2
+    means: ClassVar[int] = 2
     block: int = BLOCK
 
 
-# --- signs alone -------------------------------------------------------------------------------
+# --- signs alone -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Majority(Coded):
+class Majority(Stage):
     """A vote, 1 or −1, for each element: one bit (signSGD, Bernstein et al., arXiv 1810.05291).
 
     What is sent is a vote and not a value, zero votes 1, and `majority` turns a sum of votes into
     what is applied. There is no error feedback, as nothing says how much of a gradient was sent.
     """
 
-    name: ClassVar[str] = "majority"
-    feedback: ClassVar[bool] = False
+    kind: ClassVar[str] = "quantize"
     families: ClassVar[tuple[str, ...]] = ("signs",)
-    each: ClassVar[int] = 8
+    feedback: ClassVar[bool] = False
+    votes: ClassVar[bool] = True
 
     @property
     def text(self) -> str:
         """`majority`."""
-        return self.name
+        return "majority"
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the sign bits."""
-        bits, _ = self._outputs(packed, backend)
+        bits = backend.xp.empty(self.sizes(packed.values.size).values, _BYTES)
         backend.family("signs").signs_encode(packed.values, bits)
-        return self._sent(packed, bits), state
+        return _sent(packed, bits, None), state
 
-    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
-        backend.family("signs").signs_decode(packed.values, out)
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """Return votes: −1 or 1, float32."""
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
+        backend.family("signs").signs_decode(packed.values, values)
+        return _dense(packed, values)
 
-    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """See `Stage.add`."""
+        if total.dtype != np.float32:
+            Stage.add(self, packed, weight, total, backend)
+            return
+        counted(self, packed, total.size)
         backend.family("signs").signs_add(packed.values, weight, total)
+
+    def sizes(self, count: int) -> Sizes:
+        """A byte for eight values."""
+        return Sizes(_BYTES, -(-count // 8))
 
 
 def majority(votes: Array, backend: Backend) -> Array:
     """Return what most voted for, where `votes` are sums of decoded votes: 1, −1, or 0 for a tie.
 
-    A float32 array of the shape of `votes`. Voters of equal weight are counted exactly, up to 2**24
-    of them in float32.
+    A float32 array of any shape. With equal weights, sums are exact below 2**24 voters.
     """
     decided: Array = backend.xp.empty(votes.shape, np.float32)
     flat = votes.astype(np.float32, order="C", copy=False).reshape(-1)
@@ -151,16 +192,20 @@ def majority(votes: Array, backend: Backend) -> Array:
 # --- MXNet's thresholds ------------------------------------------------------------------------
 
 
-class _Threshold(Coded):
+class _Threshold(Stage):
     """Codes against a threshold, of x plus what is left of earlier encodings: that is the state.
 
-    What has been sent and what is left are what was given, so no other error feedback is wanted.
+    What has been sent and what is left is what was given, so no other error feedback is wanted.
     """
 
+    kind: ClassVar[str] = "quantize"
+    families: ClassVar[tuple[str, ...]] = ("signs",)
     biased: ClassVar[bool] = False
     feedback: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
-    families: ClassVar[tuple[str, ...]] = ("signs",)
+    name: ClassVar[str]
+    each: ClassVar[int]
+    """Codes to a byte."""
     threshold: float
 
     def __post_init__(self) -> None:
@@ -169,6 +214,10 @@ class _Threshold(Coded):
                 f"{self.name}: threshold {self.threshold}; give one from {THRESHOLD_MIN:g} to"
                 f" {THRESHOLD_MAX:g}, about as large as the gradients"
             )
+
+    def owes(self, state: State) -> Array | None:
+        """Return the residual."""
+        return state[0]
 
     def start(self, shape: Sequence[int]) -> State:
         """Return what is left at first: zeros, flat."""
@@ -185,21 +234,22 @@ class _Threshold(Coded):
         before = backend.xp.asarray(state[0])
         if before.size != packed.values.size:
             raise ValueError(
-                f"{self.text}: {packed.values.size} values and a residual of {before.size}; it"
-                " takes whole arrays, so put no other stage before it"
+                f"{self.name}: {packed.values.size} values and a residual of {before.size};"
+                f" {self.name} takes whole arrays, so put no other stage before it"
             )
-        codes, _ = self._outputs(packed, backend)
+        codes = backend.xp.empty(self.sizes(packed.values.size).values, _BYTES)
         left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode")
         encode(packed.values, before, self.threshold, codes, left)
-        return self._sent(packed, codes), (left,)
+        return _sent(packed, codes, None), (left,)
 
     def restore(self, now: State, old: State, new: State) -> State:
-        """Return what would be left without the step from `old` to `new`.
+        """Return what would be left without the step from `old` to `new`, to rounding."""
+        return (taken_back(now[0], old[0], new[0]),)
 
-        `old` itself where that was the last step, else to rounding.
-        """
-        return old if now[0] is new[0] else (now[0] + (old[0] - new[0]),)
+    def sizes(self, count: int) -> Sizes:
+        """A byte for as many values as share one."""
+        return Sizes(_BYTES, -(-count // self.each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +276,18 @@ class MxOneBit(_Threshold):
             return self.name
         return f"{self.name}:{_number(self.threshold)}"
 
-    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
-        backend.family("signs").mx1bit_decode(packed.values, out)
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """Return 1 or −1, float32."""
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
+        backend.family("signs").mx1bit_decode(packed.values, values)
+        return _dense(packed, values)
 
-    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """See `Stage.add`."""
+        if total.dtype != np.float32:
+            Stage.add(self, packed, weight, total, backend)
+            return
+        counted(self, packed, total.size)
         backend.family("signs").mx1bit_add(packed.values, weight, total)
 
 
@@ -256,14 +314,33 @@ class MxTwoBit(_Threshold):
         """`mx2bit:0.5` for MXNet's own threshold."""
         return f"{self.name}:{_number(self.threshold)}"
 
-    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
-        backend.family("signs").mx2bit_decode(packed.values, self.threshold, out)
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """Return T, −T or 0, float32."""
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
+        backend.family("signs").mx2bit_decode(packed.values, self.threshold, values)
+        return _dense(packed, values)
 
-    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """See `Stage.add`."""
+        if total.dtype != np.float32:
+            Stage.add(self, packed, weight, total, backend)
+            return
+        counted(self, packed, total.size)
         backend.family("signs").mx2bit_add(packed.values, self.threshold, weight, total)
+
+
+# --- what they share ---------------------------------------------------------------------------
+
+
+def _sent(packed: Packed, codes: Array, scales: Array | None) -> Packed:
+    return replace(packed, values=codes, scales=scales)
+
+
+def _dense(packed: Packed, values: Array) -> Packed:
+    return replace(packed, values=values, scales=None)
 
 
 def _number(value: float) -> str:
     """Return the shortest text that reads as the same number."""
     short = f"{value:g}"
-    return short if float(short) == value else repr(float(value))
+    return short if float(short) == value else repr(value)

@@ -7,16 +7,16 @@ must be given for each encoding, or errors of elements that do not change never 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
-from zkv_codecs.coded import Blocked, Coded
+from zkv_codecs.blocks import checked, counted
 from zkv_codecs.kernels.numpy_random import folded
-from zkv_codecs.packed import Packed, State
+from zkv_codecs.packed import Packed, Sizes, Stage, State
 
 QSGD_BLOCK = 512
 TERNARY_BLOCK = 256
@@ -24,29 +24,28 @@ LEVELS_MAX = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Qsgd(Blocked):
+class Qsgd(Stage):
     """8-bit codes from −levels to levels, in units of a block's length / levels.
 
     q = x · levels / ‖block‖₂, rounded down or up so that its mean is exact; decoded as
     q · ‖block‖₂ / levels: 8 + 32 / block bits per element (Alistarh et al., QSGD, arXiv 1610.02132;
     there coded by Elias, with the same chances). |x − decode(x)| < ‖block‖₂ / levels, to rounding.
-    Unbiased, to 2**-23 of x. Blocks whose largest magnitude is below 1.5e-36 are sent as zeros.
+    Unbiased, to 2**-23 of that. Blocks whose largest magnitude is below 1.5e-36 are sent as zeros.
 
     Raises:
         ValueError: levels outside 1 … 127, or a block that is no power of two from 64 to 4096.
     """
 
-    name: ClassVar[str] = "qsgd"
-    biased: ClassVar[bool] = False
+    kind: ClassVar[str] = "quantize"
     families: ClassVar[tuple[str, ...]] = ("random", "ints")
-    dtype: ClassVar[np.dtype] = np.dtype(np.int8)
+    biased: ClassVar[bool] = False
     levels: int
     block: int = QSGD_BLOCK
 
     def __post_init__(self) -> None:
         if type(self.levels) is not int or not 1 <= self.levels <= LEVELS_MAX:
             raise ValueError(f"qsgd: {self.levels!r} levels; give 1 to {LEVELS_MAX}")
-        Blocked.__post_init__(self)
+        checked("qsgd", self.block)
 
     @property
     def text(self) -> str:
@@ -58,55 +57,80 @@ class Qsgd(Blocked):
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the codes and their scales."""
-        codes, scales = self._outputs(packed, backend)
+        xp, sizes = backend.xp, self.sizes(packed.values.size)
+        codes, scales = xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
         backend.family("random").qsgd_encode(
             packed.values, self.levels, self.block, folded(seed), codes, scales
         )
-        return self._sent(packed, codes, scales), state
+        return replace(packed, values=codes, scales=scales), state
 
-    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
-        backend.family("ints").int8_decode(packed.values, packed.scales, self.block, out)
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """Return float32 values."""
+        values = backend.xp.empty(counted(self, packed, packed.values.size), np.float32)
+        backend.family("ints").int8_decode(packed.values, packed.scales, self.block, values)
+        return replace(packed, values=values, scales=None)
 
-    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """See `Stage.add`."""
+        if total.dtype != np.float32:
+            Stage.add(self, packed, weight, total, backend)
+            return
+        counted(self, packed, total.size)
         backend.family("ints").int8_add(packed.values, packed.scales, self.block, weight, total)
+
+    def sizes(self, count: int) -> Sizes:
+        """One byte per value, a scale per block."""
+        return Sizes(np.dtype(np.int8), count, -(-count // self.block))
 
 
 @dataclass(frozen=True, slots=True)
-class Natural(Coded):
+class Natural(Stage):
     """Sign and exponent: one of the two powers of two around x, by chance, in 8 bits.
 
-    The mean is exact for 0 and for |x| from 2**-108 to 2**18; what is larger becomes 2**18, what is
-    smaller 2**-108 or 0. The mean of decode(x)² is 9/8 x² at most (Horváth et al., "Natural
+    The mean is exact for |x| from 2**-108 to 2**18 and for 0; what is larger becomes 2**18, and
+    what is smaller 2**-108 or 0. The mean of decode(x)² is 9/8 x² at most (Horváth et al., "Natural
     compression", arXiv 1905.10988). A code is sign · 128 + exponent − 18, with float32's biased
     exponent; 0 is zero.
     """
 
-    name: ClassVar[str] = "natural"
-    biased: ClassVar[bool] = False
+    kind: ClassVar[str] = "quantize"
     families: ClassVar[tuple[str, ...]] = ("random",)
+    biased: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
         """`natural`."""
-        return self.name
+        return "natural"
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the codes."""
-        codes, _ = self._outputs(packed, backend)
+        codes = backend.xp.empty(packed.values.size, np.uint8)
         backend.family("random").natural_encode(packed.values, folded(seed), codes)
-        return self._sent(packed, codes), state
+        return replace(packed, values=codes, scales=None), state
 
-    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
-        backend.family("random").natural_decode(packed.values, out)
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """Return float32 values."""
+        values = backend.xp.empty(counted(self, packed, packed.values.size), np.float32)
+        backend.family("random").natural_decode(packed.values, values)
+        return replace(packed, values=values, scales=None)
 
-    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """See `Stage.add`."""
+        if total.dtype != np.float32:
+            Stage.add(self, packed, weight, total, backend)
+            return
+        counted(self, packed, total.size)
         backend.family("random").natural_add(packed.values, weight, total)
+
+    def sizes(self, count: int) -> Sizes:
+        """One byte per value."""
+        return Sizes(np.dtype(np.uint8), count)
 
 
 @dataclass(frozen=True, slots=True)
-class Ternary(Blocked):
+class Ternary(Stage):
     """−1, 0 or 1 times the largest magnitude s of a block: 2 + 32 / block bits per element.
 
     x becomes sign(x) · s with probability |x| / s, else 0, so its mean is exact to s / 2**24 (Wen
@@ -118,26 +142,46 @@ class Ternary(Blocked):
         ValueError: a block that is no power of two from 64 to 4096.
     """
 
-    name: ClassVar[str] = "ternary"
-    biased: ClassVar[bool] = False
+    kind: ClassVar[str] = "quantize"
     families: ClassVar[tuple[str, ...]] = ("random",)
-    each: ClassVar[int] = 4
+    biased: ClassVar[bool] = False
     block: int = TERNARY_BLOCK
+
+    def __post_init__(self) -> None:
+        checked("ternary", self.block)
+
+    @property
+    def text(self) -> str:
+        """`ternary`, or `ternary:64` with another block than 256."""
+        return "ternary" if self.block == TERNARY_BLOCK else f"ternary:{self.block}"
 
     def encode(
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the codes and their scales."""
-        codes, scales = self._outputs(packed, backend)
+        xp, sizes = backend.xp, self.sizes(packed.values.size)
+        codes, scales = xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
         backend.family("random").ternary_encode(
             packed.values, self.block, folded(seed), codes, scales
         )
-        return self._sent(packed, codes, scales), state
+        return replace(packed, values=codes, scales=scales), state
 
-    def _decode(self, packed: Packed, out: Array, backend: Backend) -> None:
-        backend.family("random").ternary_decode(packed.values, packed.scales, self.block, out)
+    def decode(self, packed: Packed, backend: Backend) -> Packed:
+        """Return float32 values."""
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
+        backend.family("random").ternary_decode(packed.values, packed.scales, self.block, values)
+        return replace(packed, values=values, scales=None)
 
-    def _add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+    def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
+        """See `Stage.add`."""
+        if total.dtype != np.float32:
+            Stage.add(self, packed, weight, total, backend)
+            return
+        counted(self, packed, total.size)
         backend.family("random").ternary_add(
             packed.values, packed.scales, self.block, weight, total
         )
+
+    def sizes(self, count: int) -> Sizes:
+        """A byte for four values, a scale per block."""
+        return Sizes(np.dtype(np.uint8), -(-count // 4), -(-count // self.block))

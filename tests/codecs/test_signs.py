@@ -283,7 +283,7 @@ def test_the_last_step_is_taken_back_to_the_bit(stage: Stage) -> None:
 
 def test_an_mxnet_codec_refuses_values_that_are_not_the_states() -> None:
     stage = MxTwoBit(0.5)
-    with pytest.raises(ValueError, match=r"mx2bit:0\.5: 5 values and a residual of 9"):
+    with pytest.raises(ValueError, match=r"mx2bit: 5 values and a residual of 9"):
         stage.encode(dense(normal(5)), stage.start((9,)), 0, NUMPY)
 
 
@@ -454,13 +454,13 @@ def test_the_values_of_a_sparsifier_are_counted(stage: Stage, backend: Backend) 
 def test_kernels_are_not_given_less_than_they_read(stage: Stage, backend: Backend) -> None:
     sent = encoded(stage, normal(600), backend)
     short = Packed(sent.values[:-1], (600,), None, sent.scales)
-    with pytest.raises(ValueError, match=r"bytes and \d+ scales for 600 values"):
+    with pytest.raises(ValueError, match=r"codes and \d+ scales for 600 values"):
         stage.decode(short, backend)
-    with pytest.raises(ValueError, match="600 values to be added to 599"):
-        stage.add(sent, 1.0, np.zeros(599, np.float32), backend)
+    with pytest.raises(ValueError, match=r"codes and \d+ scales for (599|500) values"):
+        stage.add(sent, 1.0, np.zeros(500, np.float32), backend)
     if sent.scales is not None:
         short = Packed(sent.values, (600,), None, sent.scales[:-1])
-        with pytest.raises(ValueError, match=r"bytes and \d+ scales for 600 values"):
+        with pytest.raises(ValueError, match=r"codes and \d+ scales for 600 values"):
             stage.add(short, 1.0, np.zeros(600, np.float32), backend)
 
 
