@@ -12,6 +12,7 @@ from codec_cases import (
     SIZES,
     bits_of,
     blocks,
+    compile_kernels,
     decoded,
     encoded,
     everything,
@@ -31,6 +32,8 @@ from zkv_codecs.signs import Majority, MxOneBit, MxTwoBit, OneBit, TwoMeans, maj
 MEANS = [OneBit(), OneBit(64), TwoMeans(), TwoMeans(4096)]
 BUILT_IN = [MxOneBit(), MxOneBit(1e-3), MxTwoBit(0.5), MxTwoBit(1e-3)]
 ALL: list[Stage] = [*MEANS, Majority(), *BUILT_IN]
+
+compile_kernels("signs")
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 each_mean = pytest.mark.parametrize("stage", MEANS, ids=lambda one: one.text)

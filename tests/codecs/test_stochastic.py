@@ -14,6 +14,7 @@ from codec_cases import (
     SIZES,
     bits_of,
     blocks,
+    compile_kernels,
     decoded,
     encoded,
     everything,
@@ -42,6 +43,8 @@ ALL: list[Stage] = [
     Ternary(2048),
 ]
 SEEDS = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]) | st.integers(0, 2**63 - 1)
+
+compile_kernels("random", "ints")
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 each_stage = pytest.mark.parametrize("stage", ALL, ids=lambda one: one.text)
