@@ -16,7 +16,7 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
-from zkv_codecs.blocks import checked
+from zkv_codecs.blocks import checked, counted
 from zkv_codecs.packed import Packed, Sizes, Stage, State, taken_back
 
 BLOCK = 256
@@ -60,7 +60,8 @@ class _Means(Stage):
     ) -> tuple[Packed, Array, State]:
         """See `Stage.encode_residual`."""
         if residual is None:
-            residual = backend.xp.zeros_like(packed.values)
+            # −0.0 and not 0.0: it leaves the signs of zeros as they are.
+            residual = backend.xp.full_like(packed.values, -0.0)
         bits, scales = self._outputs(packed, backend)
         left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode_residual")
@@ -69,7 +70,7 @@ class _Means(Stage):
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
-        values = backend.xp.empty(packed.count, np.float32)
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         decode = getattr(backend.family("signs"), f"{self.name}_decode")
         decode(packed.values, packed.scales, self.block, values)
         return _dense(packed, values)
@@ -79,6 +80,7 @@ class _Means(Stage):
         if total.dtype != np.float32:
             Stage.add(self, packed, weight, total, backend)
             return
+        counted(self, packed, total.size)
         add = getattr(backend.family("signs"), f"{self.name}_add")
         add(packed.values, packed.scales, self.block, weight, total)
 
@@ -157,7 +159,7 @@ class Majority(Stage):
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return votes: −1 or 1, float32."""
-        values = backend.xp.empty(packed.count, np.float32)
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         backend.family("signs").signs_decode(packed.values, values)
         return _dense(packed, values)
 
@@ -166,6 +168,7 @@ class Majority(Stage):
         if total.dtype != np.float32:
             Stage.add(self, packed, weight, total, backend)
             return
+        counted(self, packed, total.size)
         backend.family("signs").signs_add(packed.values, weight, total)
 
     def sizes(self, count: int) -> Sizes:
@@ -272,7 +275,7 @@ class MxOneBit(_Threshold):
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return 1 or −1, float32."""
-        values = backend.xp.empty(packed.count, np.float32)
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         backend.family("signs").mx1bit_decode(packed.values, values)
         return _dense(packed, values)
 
@@ -281,6 +284,7 @@ class MxOneBit(_Threshold):
         if total.dtype != np.float32:
             Stage.add(self, packed, weight, total, backend)
             return
+        counted(self, packed, total.size)
         backend.family("signs").mx1bit_add(packed.values, weight, total)
 
 
@@ -309,7 +313,7 @@ class MxTwoBit(_Threshold):
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return T, −T or 0, float32."""
-        values = backend.xp.empty(packed.count, np.float32)
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         backend.family("signs").mx2bit_decode(packed.values, self.threshold, values)
         return _dense(packed, values)
 
@@ -318,6 +322,7 @@ class MxTwoBit(_Threshold):
         if total.dtype != np.float32:
             Stage.add(self, packed, weight, total, backend)
             return
+        counted(self, packed, total.size)
         backend.family("signs").mx2bit_add(packed.values, self.threshold, weight, total)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
-from zkv_codecs.blocks import checked
+from zkv_codecs.blocks import checked, counted
 from zkv_codecs.kernels.numpy_random import folded
 from zkv_codecs.packed import Packed, Sizes, Stage, State
 
@@ -42,8 +42,8 @@ class Qsgd(Stage):
     block: int = QSGD_BLOCK
 
     def __post_init__(self) -> None:
-        if not 1 <= self.levels <= LEVELS_MAX:
-            raise ValueError(f"qsgd: {self.levels} levels; give 1 to {LEVELS_MAX}")
+        if type(self.levels) is not int or not 1 <= self.levels <= LEVELS_MAX:
+            raise ValueError(f"qsgd: {self.levels!r} levels; give 1 to {LEVELS_MAX}")
         checked("qsgd", self.block)
 
     @property
@@ -65,7 +65,7 @@ class Qsgd(Stage):
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
-        values = backend.xp.empty(packed.values.size, np.float32)
+        values = backend.xp.empty(counted(self, packed, packed.values.size), np.float32)
         backend.family("ints").int8_decode(packed.values, packed.scales, self.block, values)
         return replace(packed, values=values, scales=None)
 
@@ -74,6 +74,7 @@ class Qsgd(Stage):
         if total.dtype != np.float32:
             Stage.add(self, packed, weight, total, backend)
             return
+        counted(self, packed, total.size)
         backend.family("ints").int8_add(packed.values, packed.scales, self.block, weight, total)
 
     def sizes(self, count: int) -> Sizes:
@@ -109,7 +110,7 @@ class Natural(Stage):
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
-        values = backend.xp.empty(packed.values.size, np.float32)
+        values = backend.xp.empty(counted(self, packed, packed.values.size), np.float32)
         backend.family("random").natural_decode(packed.values, values)
         return replace(packed, values=values, scales=None)
 
@@ -118,6 +119,7 @@ class Natural(Stage):
         if total.dtype != np.float32:
             Stage.add(self, packed, weight, total, backend)
             return
+        counted(self, packed, total.size)
         backend.family("random").natural_add(packed.values, weight, total)
 
     def sizes(self, count: int) -> Sizes:
@@ -163,7 +165,7 @@ class Ternary(Stage):
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
-        values = backend.xp.empty(packed.count, np.float32)
+        values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         backend.family("random").ternary_decode(packed.values, packed.scales, self.block, values)
         return replace(packed, values=values, scales=None)
 
@@ -172,6 +174,7 @@ class Ternary(Stage):
         if total.dtype != np.float32:
             Stage.add(self, packed, weight, total, backend)
             return
+        counted(self, packed, total.size)
         backend.family("random").ternary_add(
             packed.values, packed.scales, self.block, weight, total
         )
