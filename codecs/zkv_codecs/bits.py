@@ -35,7 +35,7 @@ class Observation:
     The loss may be of a batch, of any sign, NaN or infinite (training has broken down).
 
     Raises:
-        ValueError: seconds that are not above 0 and finite, or bytes below 0.
+        ValueError: seconds that are not within 1e-12 and 1e12, or bytes not within 0 and 1e18.
     """
 
     loss: float
@@ -43,10 +43,10 @@ class Observation:
     seconds: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds < math.inf:
-            raise ValueError(f"seconds={self.seconds}: a step takes some time; give it above 0")
-        if not 0 <= self.nbytes < math.inf:
-            raise ValueError(f"nbytes={self.nbytes}: bytes pushed in a step are 0 or more")
+        if not 1e-12 <= self.seconds <= 1e12:
+            raise ValueError(f"seconds={self.seconds}: a step takes 1e-12 to 1e12 seconds")
+        if not 0 <= self.nbytes <= 1e18:
+            raise ValueError(f"nbytes={self.nbytes}: a step pushes 0 to 1e18 bytes")
 
 
 @dataclass(frozen=True, slots=True)

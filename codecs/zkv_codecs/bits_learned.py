@@ -121,12 +121,13 @@ def step_seconds(seconds: Cells, nbytes: Cells) -> tuple[float, ...]:
     weight = np.array([seconds[at][0] for at in used])
     size = np.array([nbytes[at][1] / nbytes[at][0] for at in used])
     took = np.array([seconds[at][1] / seconds[at][0] for at in used])
-    middle, mean = np.average(size, weights=weight), np.average(took, weights=weight)
+    middle, mean = (float(np.average(one, weights=weight)) for one in (size, took))
     spread = float(np.average((size - middle) ** 2, weights=weight))
     slope = 0.0
-    if spread > 0:
+    # Sizes that are nearly the same, or no bytes at all, say nothing about the link.
+    if middle >= 1 and spread > (1e-3 * middle) ** 2:
         slope = float(np.average((size - middle) * (took - mean), weights=weight)) / spread
-    slope = max(0.0, min(slope, float(mean / middle) if middle > 0 else 0.0))
+        slope = max(0.0, min(slope, mean / middle))
     found = []
     for at, bits in enumerate(WIDTHS):
         if at in used:
@@ -135,7 +136,7 @@ def step_seconds(seconds: Cells, nbytes: Cells) -> tuple[float, ...]:
         near = min(used, key=lambda one: abs(one - at))
         guess = float(size[used.index(near)]) * bits / WIDTHS[near]
         # Below what any step took lies only the extrapolation's error.
-        found.append(max(float(mean) + slope * (guess - float(middle)), float(took.min()) / 100))
+        found.append(max(mean + slope * (guess - middle), float(took.min()) / 100))
     return tuple(found)
 
 
