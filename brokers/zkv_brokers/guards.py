@@ -5,14 +5,12 @@ Pure checks of one block. They know the store's rules, and no contributions, log
 
 from __future__ import annotations
 
-import numpy as np
-
 from zkv import data_messages as d
 from zkv.dtypes import Array, all_finite
 from zkv.errors import ProtocolError
 from zkv.wire import SEEDS, BlockSpec
 from zkv_brokers.store import Payload, Store, spans
-from zkv_codecs.frames import from_payload
+from zkv_codecs.frames import aligned, from_payload
 
 Problem = tuple[str | int, str]
 """A key, and why the contribution is refused because of it."""
@@ -55,13 +53,3 @@ def _check_values(store: Store, block: BlockSpec, stored: Array) -> Problem | No
         if not spec.allow_nan and not all_finite(stored[start:stop], dtype):
             return spec.key, "the gradient has NaN or Inf; allow it with allow_nan=True at init"
     return None
-
-
-def aligned(payload: Array) -> Array:
-    """Return the bytes at an address that any dtype can be viewed at.
-
-    Received frames below about 8 KiB start at any address (libzmq packs them into one buffer).
-    """
-    if payload.ctypes.data % 8 == 0:
-        return payload
-    return np.array(payload, copy=True)

@@ -23,6 +23,18 @@ from zkv_codecs.feedback import Encoded
 from zkv_codecs.packed import Packed, Sizes, Stage
 
 SEED_MAX = 2**63 - 1
+ALIGNMENT = 8
+"""Bytes: any dtype can be viewed at a multiple of them."""
+
+
+def aligned(payload: Array) -> Array:
+    """Return the bytes at an address that any dtype can be viewed at.
+
+    Received frames below about 8 KiB start at any address (libzmq packs them into one buffer).
+    """
+    if payload.ctypes.data % ALIGNMENT == 0:
+        return payload
+    return np.array(payload, copy=True)
 
 
 def to_payload(encoded: Encoded) -> tuple[Form, Array]:

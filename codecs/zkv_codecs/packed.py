@@ -26,6 +26,19 @@ ELEMENTS_MAX = 2**31 - 1
 """Elements in one array: counts and positions fit in an int32 on every device."""
 
 
+GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: multiples of it spread evenly (Knuth, TAOCP 3, section 6.4)."""
+SEED_BITS = (1 << 63) - 1
+
+
+def seed_of(*names: int) -> int:
+    """Return the seed, in [0, 2**63), of the encoding with these numbers (block, version, ...)."""
+    seed = 0
+    for name in names:
+        seed = seed * GOLDEN + name
+    return seed * GOLDEN & SEED_BITS
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """One array on its way through a codec. All arrays are flat and C-contiguous."""
