@@ -219,7 +219,7 @@ def test_live_changes_are_checked_before_any_is_made():
     assert text.startswith("3 mistakes")
     assert "'lr=-1'" in text
     assert "bps" in text
-    assert "'momentum=0.9': valid are lr and policy" in text
+    assert "'momentum=0.9': valid are lr, policy, staleness, codec, codec_down" in text
 
 
 def test_workers_get_what_torchrun_would_set(monkeypatch):
