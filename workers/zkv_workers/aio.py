@@ -222,7 +222,7 @@ class AsyncWorker:
         await self._driver.call(s.Barrier)
 
     async def set(self, **settings: Any) -> dict[str, Any]:
-        """Change live settings (`lr`, `policy`) for all; return from which model version each
+        """Change live settings (`lr`, `codec_down`, ...) for all; return from which model version each
         holds."""
         versions = {}
         for name, value in settings.items():

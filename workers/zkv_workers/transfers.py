@@ -43,6 +43,8 @@ class Assembly:
     parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     useless: set[int] = field(default_factory=set)
     """Blocks that came in a form that is of no use here: they are asked for as plain values."""
+    refused: set[int] = field(default_factory=set)
+    """Those that were not asked for since."""
 
     @property
     def complete(self) -> bool:
@@ -266,7 +268,7 @@ class Downloads:
         except (ProtocolError, ImportError) as error:
             if block.bid not in assembly.useless:
                 assembly.useless.add(block.bid)
-                assembly.touched = now - self._ask_s
+                assembly.refused.add(block.bid)
                 self._troubles.append(f"{error}; asking server {message.server} for plain values")
             return False
         assembly.blocks[block.bid] = values
@@ -284,14 +286,14 @@ class Downloads:
         return {self._layout.blocks[bid].server for bid in missing}
 
     def overdue(self, incarnation: int, now: float) -> list[SendData]:
-        """Return requests for blocks that have not come for too long."""
+        """Return requests for blocks that have not come for too long, or not in a form of use."""
         asks = []
         for (group, grant), assembly in self._open.items():
-            if now - assembly.touched < self._ask_s:
-                continue
-            assembly.touched = now
+            wanted, assembly.refused = assembly.refused, set()
+            if now - assembly.touched >= self._ask_s:
+                wanted, assembly.touched = assembly.missing, now
             by_server: dict[int, list[int]] = {}
-            for bid in sorted(assembly.missing):
+            for bid in sorted(wanted & assembly.missing):
                 by_server.setdefault(self._layout.blocks[bid].server, []).append(bid)
             for server, bids in by_server.items():
                 whole = tuple(bid for bid in bids if bid in assembly.useless)
