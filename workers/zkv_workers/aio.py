@@ -222,8 +222,10 @@ class AsyncWorker:
         await self._driver.call(s.Barrier)
 
     async def set(self, **settings: Any) -> dict[str, Any]:
-        """Change live settings (`lr`, `codec_down`, ...) for all; return from which model version each
-        holds."""
+        """Change live settings (`lr`, `codec_down`, ...) for all.
+
+        Return from which model version each holds.
+        """
         versions = {}
         for name, value in settings.items():
             reply = await self._driver.call(lambda token, n=name, v=value: s.Ask(token, n, str(v)))  # type: ignore[misc]
