@@ -22,7 +22,8 @@ from zkv import control as c
 from zkv import data_messages as d
 from zkv.data_messages import decode_data, encode_data
 from zkv.dtypes import Array
-from zkv.errors import Cancelled, ZkvError
+from zkv.errors import Cancelled, PushRefused, ZkvError
+from zkv.layout import Layout
 from zkv.optim import rule, update
 from zkv.policy import policy
 from zkv.pool import Shard
@@ -31,8 +32,14 @@ from zkv.sums import divided, tree_sum, weighted, weighted_mean
 from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
+from zkv_brokers.store import spans
+from zkv_codecs.backend import NUMPY
+from zkv_codecs.frames import aligned, from_payload
+from zkv_codecs.packed import Packed, seed_of
+from zkv_codecs.plan import plan
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
+from zkv_workers.encoding import Encoder, Sealed
 from zkv_workers.model import BatchState, specs_of
 from zkv_workers.packing import unpack
 from zkv_workers.session import Session
@@ -67,6 +74,8 @@ class Options:
     barrier: bool = False
     broker_restarts: int = 0
     staleness: str = "none"
+    codec: str = "none"
+    codec_down: str = "none"
     samples: int = 0
     """Samples of a pool that is shared instead of `batches` for each worker; 0: no pool."""
     passes: int = 2
@@ -93,6 +102,7 @@ class SimWorker:
     alive: bool = True
     waiting: int = 0
     state: BatchState | None = None
+    encoder: Encoder = field(default_factory=Encoder)
     samples: c.Samples | None = None
     sleeping: int = 0
     calls: dict[int, Callable[[Any], None]] = field(default_factory=dict)
@@ -113,6 +123,8 @@ class Sim:
         self.plain: dict[int, Pushed] = {}
         self.fifo: dict[Any, float] = {}
         self.notes: list[str] = []
+        self.seen: dict[int, dict[str, Array]] = {}
+        """What workers computed on, by version."""
         self.ended = 0
         self.tokens = 0
         self.term = 0
@@ -140,6 +152,8 @@ class Sim:
             workers=options.workers,
             optimizer=options.optimizer,
             staleness=options.staleness,
+            codec=options.codec,
+            codec_down=options.codec_down,
             worker_lost_s=3.0,
             server_lost_s=60.0,
             keep_log=True,
@@ -420,7 +434,8 @@ class Sim:
             grant = yield s.Begin
             if grant is None:
                 break
-            worker.state = state = BatchState(grant, 1.0 + rank)
+            worker.encoder.use(grant.codec, grant.codec_down)
+            worker.state = state = BatchState(grant, 1.0 + rank, worker.encoder)
             worker.samples = grant.samples
             self._check_grant(grant, state)
             yield options.compute_s[rank % len(options.compute_s)] * (0.5 + self.rng.random())
@@ -447,8 +462,14 @@ class Sim:
         self.feed(route, worker, s.PushPlain(worker.tokens, "t", hot, 1.0))
 
     @staticmethod
-    def _told(pushed: Pushed | None, fate: Any) -> None:
-        if pushed is not None and isinstance(fate, s.Fate):
+    def _told(
+        pushed: Pushed | None, fate: Any, worker: SimWorker | None = None, batch: int = 0
+    ) -> None:
+        if not isinstance(fate, s.Fate):
+            return
+        if worker is not None:
+            worker.encoder.settled(batch, counted=fate.version is not None)
+        if pushed is not None:
             pushed.fate = fate
 
     def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> None:
@@ -466,30 +487,62 @@ class Sim:
         pushed = Pushed(rank, token, state.weight, gradients, worker.samples)
         if self.rng.random() < self.options.void:
             gradients["v"][3] = np.nan
+        layout = worker.session.layout
+        sent = {key: gradient.reshape(-1).copy() for key, gradient in gradients.items()}
         assert worker.session.member is not None
         self.contributions[worker.session.member.incarnation, state.number] = pushed
         withdrawn = self.rng.random() < self.options.withdraw
         for key, gradient in gradients.items():
-            for bid, sealed in state.packer.add(key, gradient):
+            try:
+                blocks = state.packer.add(key, gradient)
+            except PushRefused:
+                self._withdraw(route, worker, state, pushed)
+                return
+            for bid, sealed in blocks:
+                self._decode(layout, bid, sealed, sent)
                 self.feed(route, worker, s.SendBlock(state.number, bid, sealed))
             if withdrawn and key == "b":
-                pushed.fate = s.Fate(None, "withdrawn")
-                self.feed(route, worker, s.Withdraw(state.number))
+                self._withdraw(route, worker, state, pushed)
                 return
         for bid, sealed in state.packer.rest():
+            self._decode(layout, bid, sealed, sent)
             self.feed(route, worker, s.SendBlock(state.number, bid, sealed))
+        pushed.gradients = sent
         self.feed(route, worker, self._finish(worker, state, pushed))
+
+    def _withdraw(self, route: bytes, worker: SimWorker, state: BatchState, pushed: Pushed) -> None:
+        pushed.fate = s.Fate(None, "withdrawn")
+        worker.encoder.settled(state.number, counted=False)
+        self.feed(route, worker, s.Withdraw(state.number))
+
+    @staticmethod
+    def _decode(layout: Layout, bid: int, sealed: Sealed, sent: dict[str, Array]) -> None:
+        """Note what a block says of its keys, where a codec has changed it."""
+        if sealed.form is None:
+            return
+        block = layout.blocks[bid]
+        payload = aligned(sealed.payload.view(np.uint8))
+        found = from_payload(sealed.codec, sealed.form, payload, layout.shape(block))
+        values = found.chain.decode(found.packed, NUMPY).values
+        for segment, start, stop in spans(block):
+            key = str(layout.entries[segment.kid].spec.key)
+            sent[key][segment.start : segment.stop] = values[start:stop]
 
     def _finish(self, worker: SimWorker, state: BatchState, pushed: Pushed | None) -> s.Finish:
         worker.tokens += 1
 
-        worker.calls[worker.tokens] = lambda fate: self._told(pushed, fate)
+        worker.calls[worker.tokens] = lambda fate: self._told(pushed, fate, worker, state.number)
         return s.Finish(worker.tokens, state.number, state.weight, ())
 
     # --- laws --------------------------------------------------------------------------------
 
     def _check_grant(self, grant: s.Grant, state: BatchState) -> None:
         params = state.params()
+        model = {key: params[key].reshape(-1) for key in "vw"}
+        for key, value in self.seen.setdefault(grant.version, model).items():
+            assert np.array_equal(model[key], value), (
+                f"two models of version {grant.version}: {key}; {self.story()}"
+            )
         # Both keys get the same tokens and live on different servers: any tear shows.
         assert np.array_equal(params["a"], params["b"]), f"a grant mixes versions; {self.story()}"
         counted = {
@@ -612,6 +665,7 @@ class Sim:
             key: tuple(np.zeros_like(value) for _ in chosen.slots) for key, value in model.items()
         }
         history = [{key: value.copy() for key, value in model.items()}]
+        views = [self._view(0, history[0], history[0])]
         for count, commit in enumerate(self.commits(), start=1):
             made = [
                 self.contributions[one.contribution.incarnation, one.contribution.batch]
@@ -620,16 +674,46 @@ class Sim:
             assert [p.worker for p in made] == sorted(p.worker for p in made), self.story()
             ages = [one.staleness for one in commit.counted]
             for key in model:
-                then = [history[count - 1 - age][key] for age in ages]
+                # What the gradients were computed on is what their workers had.
+                then = [views[count - 1 - age][key] for age in ages]
                 mean = self._mean(key, made, ages, model[key], then)
                 model[key], slots[key] = update(
                     chosen, model[key].copy(), slots[key], mean, lr=0.1, count=count
                 )
             history.append({key: value.copy() for key, value in model.items()})
+            views.append(self._view(count, views[-1], history[-1]))
         for key, value in model.items():
             assert np.array_equal(value, self.final(key)), (
                 f"{key} differs from the replay; {self.story()}"
             )
+        for version, seen in self.seen.items():
+            for key, value in seen.items():
+                assert np.array_equal(value, views[version][key]), (
+                    f"{key} of version {version} is not the view; {self.story()}"
+                )
+
+    def _view(
+        self, version: int, before: dict[str, Array], exact: dict[str, Array]
+    ) -> dict[str, Array]:
+        """Return what workers have of this version: values, or a codec's step toward them."""
+        layout, chosen = self.router.layout, plan(self.options.codec_down)
+        view = {key: value.copy() for key, value in exact.items()}
+        for block in layout.blocks_for([layout.kid(key) for key in exact]):
+            codec = chosen.for_block(layout, block)
+            if not codec.lossy or not version:
+                continue
+            cuts = [
+                (str(layout.entries[one.kid].spec.key), slice(one.start, one.stop))
+                for one in block.segments
+            ]
+            old = np.concatenate([before[key][cut] for key, cut in cuts])
+            goal = np.concatenate([exact[key][cut] for key, cut in cuts])
+            shape, seed = layout.shape(block), seed_of(block.bid + 1, version)
+            sent, _ = codec.encode(Packed(goal - old, shape), codec.start(shape), seed, NUMPY)
+            fresh = old + codec.chain.decode(sent.packed, NUMPY).values
+            for (key, cut), (_, start, stop) in zip(cuts, spans(block), strict=True):
+                view[key][cut] = fresh[start:stop]
+        return view
 
 
 def simulate(seed: int, options: Options) -> Sim:

@@ -235,6 +235,8 @@ class Granted(Frozen, frozen=True, tag=73):
     """What to compute on; None if the model has no pool."""
     codec: Text = "none"
     """How to encode the gradients (a plan of `zkv_codecs.plan`)."""
+    codec_down: Text = "none"
+    """How the values of later grants will come."""
 
 
 class Exhausted(Frozen, frozen=True, tag=78):

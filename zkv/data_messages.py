@@ -6,7 +6,10 @@ which it learnt of the blocks: data that is ahead of the server's log is parked 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from zkv.errors import ProtocolError
 from zkv.wire import (
@@ -23,6 +26,9 @@ from zkv.wire import (
     compare_versions,
     encode,
 )
+
+DELTAS_MAX = 64
+"""Deltas in one message: more than any server keeps."""
 
 
 class Greet(Frozen, frozen=True, tag=1):
@@ -85,6 +91,17 @@ class Ask(Frozen, frozen=True, tag=5):
     group: Int
     grant: UInt
     bids: list[UInt]
+    whole: tuple[UInt, ...] = ()
+    """Those of them whose deltas or codec were of no use here: send these as plain values."""
+
+
+class Delta(Frozen, frozen=True):
+    """What leads from one version of a block to the next, as a codec has made it."""
+
+    codec: Name
+    form: Form
+    size: UInt
+    """Bytes of its payload, which begins at a multiple of 8."""
 
 
 class Block(Frozen, frozen=True, tag=6):
@@ -97,8 +114,15 @@ class Block(Frozen, frozen=True, tag=6):
     version: UInt
     bid: UInt
     codec: Name
+    """The text of a chain of codecs, or "none": stored values as they are."""
     kids: list[UInt]
     """The keys in the payload, in block order; empty: all of the block."""
+    form: Form | None = None
+    """Of values that a codec has made."""
+    base: Int = -1
+    """The version that the deltas begin at; -1: the payload is values."""
+    deltas: Annotated[tuple[Delta, ...], Meta(max_length=DELTAS_MAX)] = ()
+    """One for each version after `base`, in order; their payloads are back to back."""
 
 
 class Ack(Frozen, frozen=True, tag=7):

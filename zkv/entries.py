@@ -42,6 +42,8 @@ class Grant(Frozen, frozen=True, tag=4):
     grant: UInt
     version: UInt
     kids: list[UInt]
+    held: Int = -1
+    """The version of the group that the worker holds completely already; -1: none is known."""
 
 
 class Counted(Frozen, frozen=True):
@@ -80,7 +82,7 @@ class Discard(Frozen, frozen=True, tag=7):
 
 class Configure(Frozen, frozen=True, tag=8):
     """Entry: from here on commits use this optimizer (plain data of an `OptimizerSpec`), this rule
-    for stale gradients, and contributions come in these codecs."""
+    for stale gradients; contributions come in these codecs, and grants are sent in those."""
 
     optimizer: dict[str, Any]
 

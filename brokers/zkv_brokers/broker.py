@@ -49,6 +49,7 @@ class BrokerConfig:
     optimizer: str | None = None
     staleness: str = "none"
     codec: str = "none"
+    codec_down: str = "none"
     insecure: bool = False
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
@@ -101,6 +102,7 @@ class Broker:
             optimizer=config.optimizer,
             staleness=config.staleness,
             codec=config.codec,
+            codec_down=config.codec_down,
             data_address=self.data_address,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,

@@ -25,7 +25,7 @@ class Commits:
     def granted(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
         """Keep what a grant is given on, if delay compensation will ask for it."""
         if entry.group == MODEL and self._store.settings.staleness.compensation:
-            pinned = {block.bid: self._store.blocks[block.bid].current for block in blocks}
+            pinned = {block.bid: self._store.granted(block, entry.version) for block in blocks}
             self.bases.add(entry.incarnation, entry.grant, pinned)
 
     def square_sums(self, entry: c.Sum, blocks: Sequence[BlockSpec]) -> list[tuple[int, float]]:
@@ -50,6 +50,9 @@ class Commits:
             shares = self._shares(block, entry)
             if self._store.commit(block, shares, entry.version - 1, scale):
                 self._store.count(block, shares)
+            if entry.group == MODEL:
+                values = self._store.blocks[block.bid].current.values
+                self._store.views.committed(block, values)
         for one in entry.counted:
             name = one.contribution
             held = self._contributions.open.get(name)

@@ -26,6 +26,8 @@ class RouterConfig:
     """What happens to gradients that are some updates old (text form of `zkv.staleness`)."""
     codec: str = "none"
     """How workers encode their gradients (text form of `zkv_codecs.plan`)."""
+    codec_down: str = "none"
+    """How servers encode what grants send (the same text form)."""
     data_address: str = ""
     versions_pinned_max: int = 8
     worker_lost_s: float = 10.0

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.window import Window
-from zkv.wire import BlockSpec
+from zkv.wire import MODEL, BlockSpec
 from zkv_brokers.store import Pinned, Store, spans
 
 RESEND_S = 4.0
@@ -31,13 +32,27 @@ class ToWorker:
     payload: Array | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Piece:
-    """One block of a grant: the values as granted, or a copy of a few keys of them."""
+    """One block of a grant: the values as granted, or a copy of a few keys of them.
+
+    `coded` is what is sent instead of the values, until the worker says that it has no use for it.
+    """
 
     message: d.Block
-    payload: Array
+    values: Array
     pinned: Pinned | None
+    coded: Array | None = None
+
+    @property
+    def payload(self) -> Array:
+        return self.values if self.coded is None else self.coded
+
+    def make_whole(self) -> None:
+        """Send the values from now on. The window counts the bytes that it was offered: a block
+        at most is not counted."""
+        plain = {"codec": "none", "form": None, "base": -1, "deltas": ()}
+        self.message, self.coded = structs.replace(self.message, **plain), None
 
 
 class Grants:
@@ -92,8 +107,14 @@ class Grants:
                 pinned.values[a:b] for segment, a, b in spans(block) if segment.kid in set(kids)
             ]
             return _Piece(message, np.concatenate(parts), None)
+        if entry.group == MODEL:
+            pinned = self._store.granted(block, entry.version)
         pinned.pins += 1
-        return _Piece(message, pinned.values, pinned)
+        piece = _Piece(message, pinned.values, pinned)
+        if entry.group == MODEL:
+            fields, piece.coded = self._store.views.coded(block, pinned.values, entry)
+            piece.message = structs.replace(message, **fields)
+        return piece
 
     @staticmethod
     def _unpin(piece: _Piece) -> None:
@@ -124,13 +145,17 @@ class Grants:
         if window is not None and pieces:
             window.forget({(group, grant, bid) for bid in pieces})
 
-    def ask(self, incarnation: int, group: int, grant: int, bids: Sequence[int]) -> None:
+    def ask(self, message: d.Ask) -> None:
         """The worker lacks these blocks: send again what has been sent before."""
-        window = self._windows.get(incarnation)
-        pieces = self._open.get((incarnation, group, grant), {})
-        for bid in bids:
+        who, group, grant = message.incarnation, message.group, message.grant
+        window = self._windows.get(who)
+        pieces = self._open.get((who, group, grant), {})
+        for bid in message.whole:
+            if bid in pieces:
+                pieces[bid].make_whole()
+        for bid in message.bids:
             if bid in pieces and window is not None and window.is_sent((group, grant, bid)):
-                self._again.append((incarnation, pieces[bid]))
+                self._again.append((who, pieces[bid]))
 
     def outgoing(self, number: int, now: float) -> list[ToWorker]:
         """Return the blocks that may be sent now, for all workers that can be reached."""

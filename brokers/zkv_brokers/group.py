@@ -19,6 +19,7 @@ from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
 from zkv_brokers.decisions import CANCELLED, Arrival, Decisions, Pins, Tally
 from zkv_brokers.draws import Draws
+from zkv_brokers.holdings import Holdings
 from zkv_brokers.rules import Rules
 
 
@@ -48,12 +49,12 @@ class Group:
         self.version = 0
         """The version that the log has reached; the synchronizer's may be ahead of it (`Sum`)."""
         self._pins = pins
+        self.holdings = Holdings(group, pins)
         self._queue: deque[e.Action] = deque()
         self._starts: deque[e.Start] = deque()
         self._reserved: set[tuple[int, int]] = set()
         self._over: dict[int, Marks] = {}
         self._arrived: dict[tuple[int, int], ContributionId] = {}
-        self._holds: dict[int, int] = {}
         self._current: dict[int, int] = {}
         self._bases: dict[tuple[int, int], int] = {}
         """The version that each open grant was given at, by (worker number, grant)."""
@@ -82,7 +83,7 @@ class Group:
         self._forget_queued(number)
         self._bases = {b: v for b, v in self._bases.items() if b[0] != number or b in self._arrived}
         self._over.pop(incarnation, None)
-        self._holds.pop(incarnation, None)
+        self.holdings.left(incarnation)
         self.draws.left(number, self._arrived)
         self._decide(e.Left(number), out)
 
@@ -187,9 +188,7 @@ class Group:
 
     def received(self, incarnation: int, grant: int, out: Decisions) -> None:
         """The worker holds all blocks of a grant: its version is no longer pinned for it."""
-        version = self._pins.by_grant.pop((incarnation, self.group, grant), None)
-        if version is not None:
-            self._holds[incarnation] = version
+        self.holdings.received(incarnation, grant)
         self.release_starts(out)
 
     def _check(self, arrival: Arrival, out: Decisions) -> None:
@@ -309,7 +308,7 @@ class Group:
         self.draws.settle(number, grant, counted=False)
         self._bases.pop((number, grant), None)
         self._over.setdefault(incarnation, Marks()).settle(grant)
-        self._pins.by_grant.pop((incarnation, self.group, grant), None)
+        self.holdings.taken_back(incarnation, grant)
         self._starts = deque(s for s in self._starts if (s.worker, s.grant) != (number, grant))
         out.log(c.Discard(incarnation, self.group, grant, NO_BATCH))
         out.tell(incarnation, c.Cancel(self.group, grant))
@@ -365,11 +364,12 @@ class Group:
         self._current[start.worker] = start.grant
         version = self._bases[start.worker, start.grant] = self.version
         # Delay compensation needs the servers to keep what every grant was computed on.
-        known = self._holds.get(incarnation) == version and not self.rules.staleness.compensation
+        held = self.holdings.version(incarnation)
+        known = held == version and not self.rules.staleness.compensation
         follow = self.group == MODEL and not known
         if follow:
-            self._pins.by_grant[incarnation, self.group, start.grant] = version
-            out.log(c.Grant(incarnation, self.group, start.grant, version, []))
+            self.holdings.granted(incarnation, start.grant, version)
+            out.log(c.Grant(incarnation, self.group, start.grant, version, [], held))
         clocks = self.sync.clocks
         message = c.Granted(
             group=self.group,
@@ -384,6 +384,7 @@ class Group:
             token=0,
             samples=samples,
             codec=self.rules.codec,
+            codec_down=self.rules.codec_down,
         )
         out.tell(incarnation, message)
 

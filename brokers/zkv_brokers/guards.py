@@ -5,14 +5,13 @@ Pure checks of one block. They know the store's rules, and no contributions, log
 
 from __future__ import annotations
 
-import numpy as np
-
 from zkv import data_messages as d
-from zkv.dtypes import Array, all_finite
+from zkv.dtypes import Array, all_finite, narrow
 from zkv.errors import ProtocolError
 from zkv.wire import SEEDS, BlockSpec
 from zkv_brokers.store import Payload, Store, spans
-from zkv_codecs.frames import from_payload
+from zkv_codecs.feedback import Codec
+from zkv_codecs.frames import aligned, from_payload
 
 Problem = tuple[str | int, str]
 """A key, and why the contribution is refused because of it."""
@@ -29,11 +28,17 @@ def admit(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Pa
     seeds = message.contribution.group == SEEDS
     if message.form is not None and not seeds and layout.dtype(block).floating:
         try:
-            return from_payload(
+            sent = from_payload(
                 message.codec, message.form, aligned(payload), layout.shape(block), store.backend
             )
+            if Codec(sent.chain).lossy:
+                return sent
+            # What is only packed is looked at like what is not.
+            wide = sent.chain.decode(sent.packed, store.backend).values
         except ProtocolError as error:
             return first.key, str(error)
+        values = narrow(wide.astype(layout.dtype(block).wide, copy=False), layout.dtype(block))
+        return _check_values(store, block, values) or values
     if message.codec != "none" or message.form is not None:
         return first.key, f"codec {message.codec!r} cannot be used for {first.dtype} or at init"
     bytes_expected = layout.block_bytes(block)
@@ -57,13 +62,3 @@ def _check_values(store: Store, block: BlockSpec, stored: Array) -> Problem | No
         if not spec.allow_nan and not all_finite(stored[start:stop], dtype):
             return spec.key, "the gradient has NaN or Inf; allow it with allow_nan=True at init"
     return None
-
-
-def aligned(payload: Array) -> Array:
-    """Return the bytes at an address that any dtype can be viewed at.
-
-    Received frames below about 8 KiB start at any address (libzmq packs them into one buffer).
-    """
-    if payload.ctypes.data % 8 == 0:
-        return payload
-    return np.array(payload, copy=True)

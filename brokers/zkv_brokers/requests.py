@@ -17,6 +17,7 @@ from zkv_brokers import reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
+from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 
 if TYPE_CHECKING:
@@ -87,6 +88,20 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
     out.tell(worker.incarnation, granted)
 
 
+def configuration(router: Router) -> c.Configure:
+    """Return the entry that tells servers the settings in force."""
+    return c.Configure(
+        {
+            "model": router.model_spec.to_plain(),
+            "plain": router.plain_spec.to_plain(),
+            "staleness": str(router.staleness),
+            "codec": router.codec.text,
+            "codec_down": router.codec_down.text,
+            "policy": str(router.policy),
+        }
+    )
+
+
 def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
     """Change a live setting; return from which model version it holds.
 
@@ -115,9 +130,16 @@ def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
             if router.groups.model is not None:
                 router.groups.model.rules.codec = router.codec.text
             router.log_configuration(out)
+        case "codec_down":
+            router.codec_down = down_plan(message.value)
+            if router.groups.model is not None:
+                router.groups.model.rules.codec_down = router.codec_down.text
+                router.groups.model.holdings.forget()
+            router.log_configuration(out)
         case other:
             raise Refused(
-                f"there is no live setting {other!r}; there are: codec, lr, policy, staleness"
+                f"there is no live setting {other!r}; there are: codec, codec_down, lr, policy, "
+                "staleness"
             )
     version = router.groups.version
     router.hub.note("info", f"{message.setting} is {message.value} from version {version} on")
@@ -266,6 +288,7 @@ def status(router: Router) -> dict[str, Any]:
         "optimizer": str(router.model_spec),
         "staleness": str(router.staleness),
         "codec": router.codec.text,
+        "codec_down": router.codec_down.text,
         "failed": router.failed.reason if router.failed is not None else None,
         "version": model.version if model is not None else 0,
         "log_entries": len(router.log),

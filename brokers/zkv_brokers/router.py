@@ -36,6 +36,7 @@ from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
 from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
+from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 
 
@@ -51,6 +52,7 @@ class Router:
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
         self.codec = plan(config.codec)
+        self.codec_down = down_plan(config.codec_down)
         self.groups = Groups(
             self.layout,
             self.catalog,
@@ -283,6 +285,7 @@ class Router:
             clips=self.model_spec.clip_global_norm is not None,
             staleness=self.staleness,
             codec=self.codec.text,
+            codec_down=self.codec_down.text,
         )
 
     def _begin(self, out: Decisions) -> None:
@@ -380,15 +383,8 @@ class Router:
     # --- settings ----------------------------------------------------------------------------
 
     def log_configuration(self, out: Decisions) -> None:
-        """Write the optimizers in force into the log, between two commits."""
-        plain = {
-            "model": self.model_spec.to_plain(),
-            "plain": self.plain_spec.to_plain(),
-            "staleness": str(self.staleness),
-            "codec": self.codec.text,
-            "policy": str(self.policy),
-        }
-        entry = c.Configure(plain)
+        """Write the settings in force into the log, between two commits."""
+        entry = requests.configuration(self)
         if self.groups.model is not None:
             self.groups.model.log_between_commits(entry, out)
         elif not len(self.log):

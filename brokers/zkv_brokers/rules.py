@@ -18,3 +18,5 @@ class Rules:
     staleness: Staleness = field(default_factory=Staleness)
     codec: str = "none"
     """How workers encode their gradients, for grants to come."""
+    codec_down: str = "none"
+    """How servers encode what grants send."""

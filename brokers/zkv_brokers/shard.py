@@ -26,6 +26,7 @@ from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
 from zkv_brokers.store import Settings, Store
+from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 
 PARKED_BYTES_MAX = 256 * 1024 * 1024
@@ -185,6 +186,7 @@ class Shard:
                     )
                 )
                 plan(plain.get("codec", "none")).warm(self.store.backend)
+                self.store.views.use(down_plan(plain.get("codec_down", "none")))
             case c.Epoch(members=members, kept=kept):
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))
@@ -196,7 +198,7 @@ class Shard:
         del self._seed_bids[init]
         kids = [key.kid for key in entry.keys if key.spec.same_as is None]
         for block in self.layout.blocks_for(kids):
-            self.store.blocks.pop(block.bid, None)
+            self.store.drop(block.bid)
         self.layout.remove(kids)
         self.contributions.discard(entry.incarnation, SEEDS, init, -1)
 
@@ -206,6 +208,9 @@ class Shard:
         self.layout.regroup(kid, group, bid)
         if not rest and bid in self.layout.blocks and before.server == self.number:
             self.store.split_out(kid, before, bid)
+        else:
+            for block in (before, *rest):
+                self.store.views.drop(block.bid)
 
     def _granted(self, entry: c.Grant) -> list[BlockSpec]:
         if entry.kids:
@@ -246,8 +251,8 @@ class Shard:
                 self._done(message, out)
             case d.Got(incarnation=incarnation, group=group, grant=grant, bids=bids):
                 self.grants.got(incarnation, group, grant, bids, now)
-            case d.Ask(incarnation=incarnation, group=group, grant=grant, bids=bids):
-                self.grants.ask(incarnation, group, grant, bids)
+            case d.Ask():
+                self.grants.ask(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for servers")
 

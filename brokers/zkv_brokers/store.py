@@ -19,6 +19,7 @@ from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.staleness import Staleness
 from zkv.sums import divided, tree_sum, weighted
 from zkv.wire import MODEL, BlockSpec, Segment
+from zkv_brokers.views import Views
 from zkv_codecs.backend import fastest
 from zkv_codecs.feedback import Encoded
 from zkv_codecs.signs import majority
@@ -97,7 +98,9 @@ class Store:
         self.settings = Settings.default()
         self.blocks: dict[int, BlockState] = {}
         self.backend = fastest()
-        """The kernels that decode."""
+        """The kernels of codecs."""
+        self.views = Views(layout, self.backend)
+        """What grants of batches send, where that is not the values themselves."""
         self._own_rules: dict[str, OptimizerSpec] = {}
         self._rules: dict[int, tuple[OptimizerSpec, Rule, float]] = {}
 
@@ -144,6 +147,18 @@ class Store:
         state.current = Pinned(left(state.current.values))
         state.master = None if state.master is None else left(state.master)
         state.slots = tuple(left(slot) for slot in state.slots)
+        self.views.cut(before.bid, state.current.values)
+
+    def drop(self, bid: int) -> None:
+        """Forget a block."""
+        self.blocks.pop(bid, None)
+        self.views.drop(bid)
+
+    def granted(self, block: BlockSpec, version: int) -> Pinned:
+        """Return what a batch that is granted at this version of the model computes on."""
+        current = self.blocks[block.bid].current
+        view = self.views.at(block, current.values, version)
+        return current if view is None else Pinned(view.values)
 
     def spec_for(self, kid: int) -> OptimizerSpec:
         """Return the optimizer that updates this key: its own, or the one for its group."""

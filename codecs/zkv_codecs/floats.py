@@ -19,6 +19,7 @@ class _Half(Stage):
     kind: ClassVar[str] = "quantize"
     biased: ClassVar[bool] = False
     name: ClassVar[str]
+    exponent: ClassVar[np.uint16]
 
     @property
     def text(self) -> str:
@@ -52,6 +53,10 @@ class _Half(Stage):
             raise ValueError(f"{self.name}: {packed.values.size} values to add to {total.size}")
         self._kernel("add", backend)(packed.values, weight, total)
 
+    def finite(self, codes: Array) -> bool:
+        """See `Stage.finite`: the exponent's bits are not all set."""
+        return not ((codes & self.exponent) == self.exponent).any()
+
     def sizes(self, count: int) -> Sizes:
         """Two bytes per value."""
         return Sizes(np.dtype(np.uint16), count)
@@ -69,6 +74,7 @@ class Fp16(_Half):
     """
 
     name: ClassVar[str] = "fp16"
+    exponent: ClassVar[np.uint16] = np.uint16(0x7C00)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Bf16(_Half):
     """
 
     name: ClassVar[str] = "bf16"
+    exponent: ClassVar[np.uint16] = np.uint16(0x7F80)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,10 @@ class ScaledFp16(BlockQuantizer):
         """See `Stage.encode_residual`; so little is left over that it has no kernel of its own."""
         return Stage.encode_residual(self, packed, residual, state, seed, backend)
 
+    def finite(self, codes: Array) -> bool:
+        """See `Stage.finite`."""
+        return not ((codes & Fp16.exponent) == Fp16.exponent).any()
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8E4M3(BlockQuantizer):
@@ -120,6 +131,10 @@ class Fp8E4M3(BlockQuantizer):
     family: ClassVar[str] = "fp8"
     dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
 
+    def finite(self, codes: Array) -> bool:
+        """See `Stage.finite`: all bits set is NaN, and there is no infinity."""
+        return not ((codes & np.uint8(0x7F)) == np.uint8(0x7F)).any()
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8E5M2(BlockQuantizer):
@@ -132,3 +147,7 @@ class Fp8E5M2(BlockQuantizer):
     name: ClassVar[str] = "fp8_e5m2"
     family: ClassVar[str] = "fp8"
     dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
+
+    def finite(self, codes: Array) -> bool:
+        """See `Stage.finite`: the exponent's bits are not all set."""
+        return not ((codes & np.uint8(0x7C)) == np.uint8(0x7C)).any()

@@ -25,6 +25,18 @@ from zkv_codecs.packed import Packed, Sizes, Stage
 
 SEED_MAX = 2**63 - 1
 WARM_SIZES = (1000, 20_000)
+ALIGNMENT = 8
+"""Bytes: any dtype can be viewed at a multiple of them."""
+
+
+def aligned(payload: Array) -> Array:
+    """Return the bytes at an address that any dtype can be viewed at.
+
+    Received frames below about 8 KiB start at any address (libzmq packs them into one buffer).
+    """
+    if payload.ctypes.data % ALIGNMENT == 0:
+        return payload
+    return np.array(payload, copy=True)
 
 
 def to_payload(encoded: Encoded, backend: Backend = NUMPY) -> tuple[Form, Array]:
@@ -83,12 +95,17 @@ def from_payload(
     packed = replace(packed, values=values, scales=scales, before=before)
     if first is not None:
         packed = replace(packed, kept=form.count)
+    coders = [stage for stage in chain.stages if stage.kind != "lossless"]
+    if before is None and coders and not coders[-1].finite(values):
+        raise ProtocolError(f"codec {codec}: a value is NaN or infinite")
     if told:
         indices = coding.decode(form.coding, payload[cut:], form.count, packed.size, backend)
         packed = replace(packed, indices=indices)
     if before is not None:
         packed = chain.stages[-1].decode(packed, backend)
         chain = Chain(chain.stages[:-1])
+        if chain.stages and not chain.stages[-1].finite(packed.values):
+            raise ProtocolError(f"codec {codec}: a value is NaN or infinite")
     return Encoded(chain, packed)
 
 

@@ -26,6 +26,19 @@ ELEMENTS_MAX = 2**31 - 1
 """Elements in one array: counts and positions fit in an int32 on every device."""
 
 
+GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: multiples of it spread evenly (Knuth, TAOCP 3, section 6.4)."""
+SEED_BITS = (1 << 63) - 1
+
+
+def seed_of(*names: int) -> int:
+    """Return the seed, in [0, 2**63), of the encoding with these numbers (block, version, ...)."""
+    seed = 0
+    for name in names:
+        seed = seed * GOLDEN + name
+    return seed * GOLDEN & SEED_BITS
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """One array on its way through a codec. All arrays are flat and C-contiguous."""
@@ -166,6 +179,13 @@ class Stage(ABC):
     def owes(self, state: State) -> Array | None:
         """Return what the state keeps back of the arrays that were given."""
         return None
+
+    def finite(self, codes: Array) -> bool:
+        """Return whether codes that a peer has sent stand for finite numbers, given finite scales.
+
+        Float32 values are looked at; codes of a stage that can express others override this.
+        """
+        return codes.dtype.kind != "f" or bool(np.isfinite(codes).all())
 
     def positions(self, packed: Packed, backend: Backend) -> Array:
         """Return where the values of a sparsifier belong: positions in the flat dense array."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from zkv.layout import Layout, size_of
+from zkv.wire import BlockSpec
 from zkv_codecs.backend import Backend
 from zkv_codecs.feedback import Codec
 from zkv_codecs.frames import warm
@@ -63,6 +65,22 @@ class Plan:
             if fnmatchcase(str(key), pattern):
                 return one
         return self.codec if size >= self.small else NONE
+
+    def for_block(self, layout: Layout, block: BlockSpec) -> Codec:
+        """Return the codec of a block: its key's; of a bucket, the one that all its keys have.
+
+        A bucket of keys with different codecs is sent dense, and so is one whose codec chooses
+        elements or factorises: it would choose among unlike keys. Integers are sent dense too.
+        """
+        if not block.segments or not layout.dtype(block).floating:
+            return NONE
+        specs = [layout.entries[kid].spec for kid in block.kids]
+        codecs = {self.for_key(spec.key, size_of(spec)) for spec in specs}
+        if len(codecs) != 1:
+            return NONE
+        (codec,) = codecs
+        mixes = any(stage.kind in ("sparsify", "lowrank") for stage in codec.chain.stages)
+        return NONE if mixes and len(block.segments) > 1 else codec
 
 
 NONE = Codec()

@@ -134,6 +134,7 @@ def local(
     optimizer: str | None = None,
     staleness: str | None = None,
     codec: str | None = None,
+    codec_down: str | None = None,
     bind: str = "tcp://127.0.0.1:0",
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
@@ -152,6 +153,7 @@ def local(
         workers: the start line: no first batch begins before so many workers are here.
         staleness: what happens to gradients that are some updates old; None: nothing.
         codec: how gradients are compressed, such as "int8+ef" or "topk:0.01+ef;*.bias=none".
+        codec_down: how parameters are compressed on their way to workers, such as "int8".
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
@@ -171,6 +173,7 @@ def local(
         ("broker", "optimizer"): optimizer,
         ("broker", "staleness"): staleness,
         ("broker", "codec"): codec,
+        ("broker", "codec_down"): codec_down,
         ("broker", "worker_lost_s"): worker_lost_s,
         ("broker", "server_lost_s"): server_lost_s,
         ("broker", "loop"): loop,

@@ -142,6 +142,12 @@ TRAINING = (
         "How gradients are compressed: none, fp16, int8, topk:0.01+int8+ef, ...;*.bias=none.",
     ),
     Setting(
+        "codec_down",
+        str,
+        ("--codec-down",),
+        "How parameters are compressed on their way to workers: none, fp16, int8, ... (no +ef).",
+    ),
+    Setting(
         "min_workers",
         int,
         ("--min-workers",),

@@ -49,6 +49,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         optimizer=section.optimizer,
         staleness=section.staleness,
         codec=section.codec,
+        codec_down=section.codec_down,
         record=recording(section.record, "broker"),
         insecure=section.insecure,
         worker_lost_s=section.worker_lost_s,

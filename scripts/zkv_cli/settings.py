@@ -27,6 +27,7 @@ from zkv.errors import ConfigError
 from zkv.optimizer_spec import optimizer
 from zkv.policy import policy
 from zkv.staleness import staleness
+from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 from zkv_net.sockets import split_address
 
@@ -92,16 +93,26 @@ def _rate(text: str) -> str:
     return text
 
 
-LIVE: Mapping[str, Callable[[str], str]] = {"lr": _rate, "policy": _policy}
-"""What can be changed while a cluster runs, and how it is checked."""
-
-
 def _staleness(text: str) -> str:
     return str(staleness(text))
 
 
 def _codec(text: str) -> str:
     return plan(text).text
+
+
+def _codec_down(text: str) -> str:
+    return down_plan(text).text
+
+
+LIVE: Mapping[str, Callable[[str], str]] = {
+    "lr": _rate,
+    "policy": _policy,
+    "staleness": _staleness,
+    "codec": _codec,
+    "codec_down": _codec_down,
+}
+"""What can be changed while a cluster runs, and how it is checked."""
 
 
 Address = Annotated[str, AfterValidator(_address)]
@@ -131,6 +142,7 @@ class BrokerSection(Section):
     optimizer: Annotated[str, AfterValidator(_optimizer)] | None = None
     staleness: Annotated[str, AfterValidator(_staleness)] = "none"
     codec: Annotated[str, AfterValidator(_codec)] = "none"
+    codec_down: Annotated[str, AfterValidator(_codec_down)] = "none"
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
@@ -249,7 +261,7 @@ def live_changes(texts: Sequence[str]) -> list[tuple[str, str]]:
         name, equals, value = text.partition("=")
         try:
             if not equals or name not in LIVE:
-                raise ValueError(f"valid are {' and '.join(LIVE)}, as in lr=0.01")
+                raise ValueError(f"valid are {', '.join(LIVE)}, as in lr=0.01")
             LIVE[name](value)
             pairs.append((name, value))
         except ValueError as error:

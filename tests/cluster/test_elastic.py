@@ -590,7 +590,7 @@ async def test_what_cannot_be_set_is_refused_and_changes_nothing() -> None:
             ("policy", "ssp:-1", "none of bsp, asp, ssp:S"),
             ("policy", "bulk", "none of bsp, asp, ssp:S"),
             ("staleness", "drop:-1", "drop needs a count"),
-            ("slack", "1", "there are: codec, lr, policy, staleness"),
+            ("slack", "1", "there are: codec, codec_down, lr, policy, staleness"),
         ):
             with pytest.raises(Refused, match=words):
                 await workers[0].set(**{setting: value})

@@ -266,7 +266,7 @@ async def test_a_local_batch_whose_round_was_cancelled_before_it_is_entered_is_s
             slow_batches, fast_batches = slow.batches(shard), fast.batches(shard)
             batch, _ = await asyncio.gather(anext(slow_batches), handed(fast_batches))
             await handed(fast_batches)
-            await until(lambda: members[0]._batches[1].cancelled, what="the cancellation")
+            await until(lambda: members[0]._running.is_cancelled(1), what="the cancellation")
             reached = False
             async with batch:
                 compute(batch)

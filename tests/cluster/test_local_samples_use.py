@@ -243,7 +243,7 @@ async def cancel_the_first_round(made: Cluster, slow: Slow) -> None:
             await until(slow.begun.is_set, what="the slow worker's round")
             await handed(batches)
             await handed(batches)
-            await until(lambda: slow.worker._batches[1].cancelled, what="the cancellation")
+            await until(lambda: slow.worker._running.is_cancelled(1), what="the cancellation")
             slow.cancelled.set()
             async for batch in batches:
                 async with batch:

@@ -219,7 +219,17 @@ def test_live_changes_are_checked_before_any_is_made():
     assert text.startswith("3 mistakes")
     assert "'lr=-1'" in text
     assert "bps" in text
-    assert "'momentum=0.9': valid are lr and policy" in text
+    assert "'momentum=0.9': valid are lr, policy, staleness, codec, codec_down" in text
+
+
+def test_a_codec_for_parameters_has_no_memory_and_the_same_bits_everywhere():
+    assert live_changes(["codec_down=int8;small=0"]) == [("codec_down", "int8;small=0")]
+    assert load({("broker", "codec_down"): "int8;w=none"}).broker.codec_down == "int8;w=none"
+    for text, why in (("int8+ef", "by themselves; give int8"), ("powersgd:2", "on every machine")):
+        with pytest.raises(ConfigError, match=why):
+            live_changes([f"codec_down={text}"])
+        with pytest.raises(ConfigError, match=f"--codec-down: .*{why}"):
+            load({("broker", "codec_down"): text})
 
 
 def test_workers_get_what_torchrun_would_set(monkeypatch):

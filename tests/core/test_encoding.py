@@ -15,6 +15,7 @@ from zkv.layout import Layout
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import from_payload
+from zkv_codecs.plan import plan
 from zkv_workers.encoding import Encoder, Sealed
 
 Array = np.ndarray[Any, Any]
@@ -72,8 +73,8 @@ def gradients(seed: int, count: int) -> Array:
 def test_the_plan_chooses_by_pattern_and_size(text: str, codecs: list[str]) -> None:
     keys = [spec("w", 2000), spec("b", 10), spec("n", 2000, "int32"), spec(7, 2000)]
     keys.append(spec("h", 2000, "float16"))
-    made, one = layout(*keys), encoder(text)
-    chosen = [one.codec_of(made, made.blocks[bid]).text for bid in range(5)]
+    made, one = layout(*keys), plan(text)
+    chosen = [one.for_block(made, made.blocks[bid]).text for bid in range(5)]
     assert chosen == codecs
 
 
@@ -84,7 +85,7 @@ def test_a_bucket_has_a_codec_if_all_its_keys_have_it_and_it_chooses_no_elements
         ("int8;b=none", "none"),
         ("powersgd:2+ef", "none"),
     ):
-        assert encoder(text).codec_of(made, made.blocks[0]).text == chosen
+        assert plan(text).for_block(made, made.blocks[0]).text == chosen
 
 
 @given(

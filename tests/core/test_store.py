@@ -28,6 +28,9 @@ from zkv.sums import divided, tree_sum, weighted
 from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, ContributionId, KeySpec
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.shard import FromBroker, FromWorker, Reset, Shard
+from zkv_codecs.frames import to_payload
+from zkv_codecs.packed import dense
+from zkv_codecs.spec import codec
 
 
 class Single:
@@ -449,6 +452,21 @@ def test_an_unknown_block_or_codec_voids_the_contribution(bid: int, codec: str, 
     rig.data(0, d.Push(ContributionId(1, MODEL, 1), 1, bid, codec, rig.index), f4(1, 1))
     ((_, void),) = rig.said(c.Void)
     assert text in void.reason
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_lossless_codec_does_not_carry_nan_past_the_guard(bad: float) -> None:
+    values = np.array([1, bad], np.float32)
+    for allow, said in ((False, 1), (True, 0)):
+        rig = small(KeySpec("w", "float32", (2,), allow_nan=allow), optimizer_text="assign")
+        name, one = ContributionId(1, MODEL, 1), codec("lz4")
+        form, payload = to_payload(one.encode(dense(values), (), 0)[0])
+        rig.data(0, d.Push(name, 1, 0, "lz4", rig.index, form), payload)
+        assert len(rig.said(c.Void)) == said
+        if allow:
+            rig.data(0, d.Done(name, 1, 1.0, [0], [], rig.index))
+            commit(rig, 1, name)
+            assert rig.values()[0].tobytes() == values.tobytes()
 
 
 def test_small_frames_may_lie_at_any_address() -> None:

@@ -426,6 +426,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Reply(6, {"version": 10}),
     c.Refusal(5, "Refused", "no"),
 ]
+FORM = d.Form(8, "", 0, 7)
 GOLDEN_DATA: list[d.Data] = [
     d.Greet(1048577, 1),
     d.Push(NAME, 4, 0, "none", 6),
@@ -433,6 +434,7 @@ GOLDEN_DATA: list[d.Data] = [
     d.Got(1048577, 0, 4, [0, 1]),
     d.Ask(1048577, -1, 4, [1]),
     d.Block(0, 1048577, 0, 4, 9, 0, "none", []),
+    d.Block(0, 1048577, 0, 4, 9, 0, "none", [], None, 8, (d.Delta("int8", FORM, 12),)),
     d.Ack(0, 1048577, [(NAME, 0), (NAME, -1)]),
     d.Fenced(0, 1048577, "no member"),
 ]

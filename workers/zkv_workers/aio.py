@@ -179,9 +179,10 @@ class AsyncWorker:
         waiting = Clock(self._ledger, "wait_s")
         grant: s.Grant | None = await self._driver.call(s.Begin)
         waiting.stop()
-        if grant is not None and grant.codec != self._encoder.text:
+        known = (self._encoder.text, self._encoder.down)
+        if grant is not None and (grant.codec, grant.codec_down) != known:
             # Kernels that were never compiled on this machine take seconds.
-            await asyncio.to_thread(self._encoder.use, grant.codec)
+            await asyncio.to_thread(self._encoder.use, grant.codec, grant.codec_down)
         return grant
 
     def local(self, h: int) -> AsyncLocal:
@@ -221,8 +222,10 @@ class AsyncWorker:
         await self._driver.call(s.Barrier)
 
     async def set(self, **settings: Any) -> dict[str, Any]:
-        """Change live settings (`lr`, `policy`) for all; return from which model version each
-        holds."""
+        """Change live settings (`lr`, `codec_down`, ...) for all.
+
+        Return from which model version each holds.
+        """
         versions = {}
         for name, value in settings.items():
             reply = await self._driver.call(lambda token, n=name, v=value: s.Ask(token, n, str(v)))  # type: ignore[misc]

@@ -185,7 +185,7 @@ class AnyBatch:
                 "worker.batches(data), not from worker.batch(), and those of local rounds from "
                 "local.batches(data)"
             )
-        self._encoder.use(grant.codec)
+        self._encoder.use(grant.codec, grant.codec_down)
         self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
 
     def _begin(self) -> None:

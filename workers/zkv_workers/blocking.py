@@ -297,8 +297,10 @@ class Worker:
         self._call(s.Barrier)
 
     def set(self, **settings: Any) -> dict[str, Any]:
-        """Change live settings (`lr`, `policy`) for all; return from which model version each
-        holds."""
+        """Change live settings (`lr`, `codec_down`, ...) for all.
+
+        Return from which model version each holds.
+        """
         return {
             name: self._call(lambda token, n=name, v=value: s.Ask(token, n, str(v)))["version"]  # type: ignore[misc]
             for name, value in settings.items()

@@ -62,6 +62,7 @@ class Cycle:
             layout=layout.snapshot(),
             samples=where,
             codec=granted.codec,
+            codec_down=granted.codec_down,
         )
 
     def grant_of(self, batch: int) -> int | None:

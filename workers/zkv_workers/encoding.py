@@ -22,11 +22,9 @@ from zkv.wire import BlockSpec
 from zkv_codecs.backend import Backend, fastest
 from zkv_codecs.feedback import Codec
 from zkv_codecs.frames import to_payload
-from zkv_codecs.packed import State, dense
+from zkv_codecs.packed import State, dense, seed_of
 from zkv_codecs.plan import NONE, Plan, plan
 
-GOLDEN = 0x9E3779B97F4A7C15
-SEED_BITS = (1 << 63) - 1
 LARGEST = 1e37
 """Above it sums with a residual, or what a codec makes of them, may be infinite."""
 SUMS = ("bytes_before", "bytes_after", "encode_s", "residual_square")
@@ -88,14 +86,19 @@ class Encoder:
     """By block; those that were never encoded have none."""
     text: str = "none"
     """Of the plan in use."""
+    down: str = "none"
+    """Of the plan by which values come: its kernels must not be compiled where they are awaited."""
     _plan: Plan = field(default_factory=Plan)
     _memories: dict[int, _Memory] = field(default_factory=dict)
     _steps: dict[int, list[_Step]] = field(default_factory=dict)
     """By batch."""
     _fates: deque[tuple[int, bool]] = field(default_factory=deque)
 
-    def use(self, text: str) -> None:
-        """Encode with this plan from now on, and compile what it needs."""
+    def use(self, text: str, down: str = "none") -> None:
+        """Encode with this plan from now on, and compile what it needs, and what `down` does."""
+        if down != self.down:
+            plan(down).warm(self.backend)
+            self.down = down
         if text != self.text:
             chosen = plan(text)
             chosen.warm(self.backend)
@@ -122,25 +125,6 @@ class Encoder:
         if before is not None and after is not None:
             memory.owe(before - after)
 
-    def codec_of(self, layout: Layout, block: BlockSpec) -> Codec:
-        """Return the codec of a block: its key's; of a bucket, the one that all its keys have.
-
-        A bucket of keys with different codecs is sent dense, and so is one whose codec chooses
-        elements or factorises: it would choose among unlike keys.
-        """
-        codecs = set()
-        for kid in block.kids:
-            entry = layout.entries[kid].spec
-            if not layout.dtype(block).floating:
-                return NONE
-            size = int(np.prod(entry.shape, dtype=np.int64))
-            codecs.add(self._plan.for_key(entry.key, size))
-        if len(codecs) != 1:
-            return NONE
-        (codec,) = codecs
-        mixes = any(stage.kind in ("sparsify", "lowrank") for stage in codec.chain.stages)
-        return NONE if mixes and len(block.segments) > 1 else codec
-
     def admit(self, layout: Layout, kid: int, values: Array) -> Array | None:
         """Return a key's flat, stored values as they may be sent; None: the key is skipped.
 
@@ -149,7 +133,7 @@ class Encoder:
                 says "raise".
         """
         blocks = layout.blocks_for([kid])
-        codec = next((c for b in blocks if (c := self.codec_of(layout, b)).lossy), None)
+        codec = next((c for b in blocks if (c := self._plan.for_block(layout, b)).lossy), None)
         dtype = DTYPES[layout.entries[kid].spec.dtype]
         if codec is None or _sendable(widen(values, dtype)):
             return values
@@ -169,7 +153,7 @@ class Encoder:
     def encode(self, layout: Layout, block: BlockSpec, values: Array, batch: int) -> Sealed:
         """Return a block as it travels; `values` are flat and stored, and stay the caller's."""
         self._hear()
-        codec = self.codec_of(layout, block)
+        codec = self._plan.for_block(layout, block)
         memory = self._memories.get(block.bid)
         if codec == NONE and memory is None:
             return Sealed(values.copy())
@@ -184,10 +168,8 @@ class Encoder:
         if owed is not None:
             given = replace(given, values=given.values + owed)
         began = time.perf_counter()
-        old = memory.state
-        encoded, memory.state = codec.encode(
-            given, old, seed_of(self.seed, batch, block.bid), self.backend
-        )
+        old, seed = memory.state, seed_of(self.seed, batch, block.bid + 1)
+        encoded, memory.state = codec.encode(given, old, seed, self.backend)
         step = _Step(block.bid, codec, old, memory.state, owed)
         self._steps.setdefault(batch, []).append(step)
         form, payload = to_payload(encoded, self.backend)
@@ -226,8 +208,3 @@ def _sendable(wide: Array) -> bool:
     """Return whether no element is NaN, infinite or too large; mostly one dot product tells."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.dot(wide, wide)) or (np.abs(wide) <= LARGEST).all())
-
-
-def seed_of(worker: int, batch: int, bid: int) -> int:
-    """Return what chance is drawn from for one block of one worker's batch, in [0, 2**63)."""
-    return ((worker * GOLDEN + batch) * GOLDEN + bid + 1) * GOLDEN & SEED_BITS

@@ -167,6 +167,10 @@ class Running:
         """A batch is over."""
         self._states.pop(number, None)
 
+    def is_cancelled(self, number: int) -> bool:
+        """Return whether this batch is being computed in vain."""
+        return number in self._states and self._states[number].cancelled
+
     def cancel(self, number: int) -> None:
         """The policy cancels a batch."""
         self._cancelled = number

@@ -205,6 +205,8 @@ class Grant:
     """What to compute on; None if the model has no pool."""
     codec: str = "none"
     """How to encode the gradients."""
+    codec_down: str = "none"
+    """How the values of later grants will come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import DTYPES, Array
+from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.window import Window
 from zkv.wire import MODEL, BlockSpec, ContributionId
+from zkv_codecs.backend import fastest
+from zkv_codecs.deltas import arrived
 from zkv_workers.encoding import Sealed
 from zkv_workers.packing import cut
-from zkv_workers.signals import SendData
+from zkv_workers.signals import Narrate, SendData
 
 EARLY_BLOCKS_MAX = 4096
 """Blocks kept for grants that the broker has not announced yet; the rest is asked for later."""
@@ -38,6 +41,10 @@ class Assembly:
     """When it was granted."""
     blocks: dict[int, Array] = field(default_factory=dict)
     parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    useless: set[int] = field(default_factory=set)
+    """Blocks that came in a form that is of no use here: they are asked for as plain values."""
+    refused: set[int] = field(default_factory=set)
+    """Those that were not asked for since."""
 
     @property
     def complete(self) -> bool:
@@ -148,16 +155,27 @@ class Downloads:
         self._early: dict[tuple[int, int], dict[int, tuple[d.Block, Array]]] = {}
         self._over: deque[tuple[int, int]] = deque(maxlen=OVER_MAX)
         self._got: dict[tuple[int, int, int, int], list[int]] = {}
+        self._troubles: list[str] = []
+        self._held: Assembly | None = None
+        """The newest grant of the model that is here completely: what deltas are added to."""
+        self._backend = fastest()
         self.bytes_received = 0
         self.model_s = 0.0
         """Seconds from a grant until the last block of its model was here, over all grants."""
 
-    def receipts(self) -> list[SendData]:
-        """Return one receipt for each server and grant: their blocks have arrived since."""
+    def receipts(self) -> list[SendData | Narrate]:
+        """Return one receipt for each server and grant: their blocks have arrived since.
+
+        What was of no use is told to the user instead.
+        """
         got, self._got = self._got, {}
+        troubles, self._troubles = self._troubles, []
         return [
-            SendData(server, d.Got(incarnation, group, grant, bids), None)
-            for (server, incarnation, group, grant), bids in got.items()
+            *(Narrate("warning", text) for text in troubles),
+            *(
+                SendData(server, d.Got(incarnation, group, grant, bids), None)
+                for (server, incarnation, group, grant), bids in got.items()
+            ),
         ]
 
     def expect(self, granted: c.Granted, blocks: Iterable[BlockSpec], now: float) -> Assembly:
@@ -166,10 +184,16 @@ class Downloads:
         name = (granted.group, granted.grant)
         self._open[name] = assembly
         for message, payload in self._early.pop(name, {}).values():
-            self._put(assembly, message, payload, now)
+            if self._put(assembly, message, payload, now) and _coded(message):
+                self._receipt(message)
         if assembly.complete:
-            self._close(name)
+            self._complete(name, assembly)
         return assembly
+
+    def _complete(self, name: tuple[int, int], assembly: Assembly) -> None:
+        self._close(name)
+        if assembly.granted.group == MODEL:
+            self._held = assembly
 
     def _close(self, name: tuple[int, int]) -> None:
         self._open.pop(name, None)
@@ -179,33 +203,44 @@ class Downloads:
     def take(self, message: d.Block, payload: Array, now: float) -> Assembly | None:
         """Take a block in; return its grant if that completes it."""
         name = (message.group, message.grant)
-        receipt = (message.server, message.incarnation, *name)
-        self._got.setdefault(receipt, []).append(message.bid)
         self.bytes_received += payload.nbytes
         assembly = self._open.get(name)
         if assembly is None:
-            if name not in self._over and sum(map(len, self._early.values())) < EARLY_BLOCKS_MAX:
+            # A server forgets a block that it has a receipt for: none before it is of use here.
+            if name in self._over:
+                self._receipt(message)
+            elif sum(map(len, self._early.values())) < EARLY_BLOCKS_MAX:
                 self._early.setdefault(name, {})[message.bid] = (message, payload)
+                if not _coded(message):
+                    self._receipt(message)
             return None
-        self._put(assembly, message, payload, now)
+        if self._put(assembly, message, payload, now):
+            self._receipt(message)
         if not assembly.complete:
             return None
-        self._close(name)
+        self._complete(name, assembly)
         if message.group == MODEL:
             self.model_s += now - assembly.since
         return assembly
 
-    def _put(self, assembly: Assembly, message: d.Block, payload: Array, now: float) -> None:
+    def _receipt(self, message: d.Block) -> None:
+        name = (message.server, message.incarnation, message.group, message.grant)
+        self._got.setdefault(name, []).append(message.bid)
+
+    def _put(self, assembly: Assembly, message: d.Block, payload: Array, now: float) -> bool:
+        """Take a block in, if it is one that is missing; return whether it may be forgotten."""
         block = self._layout.blocks.get(message.bid)
         if block is None or message.bid not in assembly.missing:
-            return
+            return True
+        if _coded(message):
+            return self._put_coded(assembly, block, message, payload, now)
         dtype = self._layout.dtype(block)
         kids = set(message.kids or block.kids)
         if kids != (set(assembly.granted.kids) or kids) & set(block.kids):
-            return
+            return True
         size = sum(s.stop - s.start for s in block.segments if s.kid in kids)
         if payload.nbytes != size * dtype.itemsize:
-            return
+            return True
         if payload.ctypes.data % dtype.itemsize:
             payload = payload.copy()
         assembly.blocks[message.bid] = payload.view(DTYPES[dtype.name].stored)
@@ -213,6 +248,33 @@ class Downloads:
             assembly.parts[message.bid] = tuple(message.kids)
         assembly.missing.discard(message.bid)
         assembly.touched = now
+        return True
+
+    def _put_coded(
+        self, assembly: Assembly, block: BlockSpec, message: d.Block, payload: Array, now: float
+    ) -> bool:
+        held = None
+        if self._held is not None and block.bid in self._held.blocks:
+            held = (self._held.granted.version, self._held.blocks[block.bid])
+        try:
+            dtype, right = self._layout.dtype(block), assembly.granted.version
+            if message.version != right or message.kids or dtype.name != "float32":
+                raise ProtocolError(
+                    f"block {block.bid} ({dtype.name}, version {message.version}, {right} expected)"
+                    f" cannot come by codec {message.codec} or as deltas"
+                )
+            shape = self._layout.shape(block)
+            values = arrived(message, payload, shape, held, self._backend)
+        except (ProtocolError, ImportError) as error:
+            if block.bid not in assembly.useless:
+                assembly.useless.add(block.bid)
+                assembly.refused.add(block.bid)
+                self._troubles.append(f"{error}; asking server {message.server} for plain values")
+            return False
+        assembly.blocks[block.bid] = values
+        assembly.missing.discard(block.bid)
+        assembly.touched = now
+        return True
 
     def drop(self, group: int, grant: int) -> None:
         """The grant no longer counts."""
@@ -224,17 +286,19 @@ class Downloads:
         return {self._layout.blocks[bid].server for bid in missing}
 
     def overdue(self, incarnation: int, now: float) -> list[SendData]:
-        """Return requests for blocks that have not come for too long."""
+        """Return requests for blocks that have not come for too long, or not in a form of use."""
         asks = []
         for (group, grant), assembly in self._open.items():
-            if now - assembly.touched < self._ask_s:
-                continue
-            assembly.touched = now
+            wanted, assembly.refused = assembly.refused, set()
+            if now - assembly.touched >= self._ask_s:
+                wanted, assembly.touched = assembly.missing, now
             by_server: dict[int, list[int]] = {}
-            for bid in sorted(assembly.missing):
+            for bid in sorted(wanted & assembly.missing):
                 by_server.setdefault(self._layout.blocks[bid].server, []).append(bid)
             for server, bids in by_server.items():
-                asks.append(SendData(server, d.Ask(incarnation, group, grant, bids), None))
+                whole = tuple(bid for bid in bids if bid in assembly.useless)
+                ask = d.Ask(incarnation, group, grant, bids, whole)
+                asks.append(SendData(server, ask, None))
         return asks
 
     def clear(self) -> None:
@@ -242,3 +306,9 @@ class Downloads:
         self._open.clear()
         self._early.clear()
         self._over.clear()
+        self._held = None
+
+
+def _coded(message: d.Block) -> bool:
+    """Return whether a block is not its stored values as they are."""
+    return message.base >= 0 or message.codec != "none" or message.form is not None
