@@ -99,7 +99,7 @@ class Sizes:
     values: int
     scales: int = 0
     at_most: bool = False
-    """Whether there may be fewer values: what a lossless stage gives depends on them."""
+    """Whether there may be fewer values: how many depends on what they are."""
 
 
 class Stage(ABC):
@@ -122,8 +122,6 @@ class Stage(ABC):
     """Of a sparsifier: whether the receiver is told the positions, or draws them again."""
     votes: ClassVar[bool] = False
     """Whether what is decoded are votes: their sum is settled by majority, and not divided."""
-    families: ClassVar[tuple[str, ...]] = ()
-    """The kernels that it needs (see `zkv_codecs.backend`)."""
 
     @property
     @abstractmethod
@@ -169,7 +167,7 @@ class Stage(ABC):
         """Return what the state keeps back of the arrays that were given."""
         return None
 
-    def places(self, packed: Packed, backend: Backend) -> Array:
+    def positions(self, packed: Packed, backend: Backend) -> Array:
         """Return where the values of a sparsifier belong: positions in the flat dense array."""
         assert packed.indices is not None
         return packed.indices

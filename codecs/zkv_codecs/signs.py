@@ -34,7 +34,6 @@ class _Means(Stage):
     """Sign bits, and `means` scales for each block. Kernels are called by the codec's name."""
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("signs",)
     name: ClassVar[str]
     means: ClassVar[int]
     block: int
@@ -142,7 +141,6 @@ class Majority(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("signs",)
     feedback: ClassVar[bool] = False
     votes: ClassVar[bool] = True
 
@@ -199,7 +197,6 @@ class _Threshold(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("signs",)
     biased: ClassVar[bool] = False
     feedback: ClassVar[bool] = False
     remembers: ClassVar[bool] = True

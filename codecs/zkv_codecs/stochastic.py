@@ -37,7 +37,6 @@ class Qsgd(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("random", "ints")
     biased: ClassVar[bool] = False
     levels: int
     block: int = QSGD_BLOCK
@@ -94,7 +93,6 @@ class Natural(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("random",)
     biased: ClassVar[bool] = False
 
     @property
@@ -143,7 +141,6 @@ class Ternary(Stage):
     """
 
     kind: ClassVar[str] = "quantize"
-    families: ClassVar[tuple[str, ...]] = ("random",)
     biased: ClassVar[bool] = False
     block: int = TERNARY_BLOCK
 

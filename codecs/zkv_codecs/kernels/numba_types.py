@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
@@ -29,18 +29,55 @@ writes to must not be one."""
 
 
 def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[_F], _F]:
-    """Compile for just these argument types, at once; the machine code is kept on disk.
+    """Compile for just these argument types, when first needed; the machine code is kept on disk.
+
+    Nothing is compiled at import: a codec needs a few kernels of a family, and each takes up to a
+    second or two. Whether Python or another kernel calls it first, it is compiled for its own
+    signature and no other, so that there is one piece of machine code for read-only arrays and
+    others. The disk cache sees changes of the kernel's own file only: what it calls and what
+    changes with it should stand there too.
+
+    Numba finds it there by the contents of the kernel's own file: helpers stand in that file, and
+    whoever changes a constant of another one deletes the `__pycache__` beside it.
 
     Without the GIL, so that threads encode side by side; neither `parallel` (its threads clash with
     a caller's and with forks) nor `fastmath` (it removes the checks for NaN).
     """
     signature = returns(*(_type(one) for one in arguments))
 
-    def compiled(function: _F) -> _F:
-        made: _F = numba.njit(signature, nogil=True, cache=True, error_model="numpy")(function)
-        return made
+    def made(function: _F) -> _F:
+        dispatcher = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+        from_kernels = dispatcher.get_call_template
 
-    return compiled
+        def compiled() -> Any:
+            if not dispatcher.signatures:
+                dispatcher.compile(signature)
+                dispatcher.disable_compile()
+            return dispatcher
+
+        def template(args: Any, kws: Any) -> Any:
+            compiled()
+            return from_kernels(args, kws)
+
+        dispatcher.get_call_template = template
+        dispatcher.compiled = compiled
+        return cast(_F, dispatcher)
+
+    return made
+
+
+class Kernels:
+    """A module's kernels, each compiled when it is first asked for."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        compiled = getattr(found, "compiled", None)
+        ready = found if compiled is None else compiled()
+        setattr(self, name, ready)
+        return ready
 
 
 def helper(function: _F) -> _F:
