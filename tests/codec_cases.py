@@ -26,14 +26,10 @@ BACKENDS = [
 SIZES = (0, 1, 2, 3, 4, 7, 8, 9, 63, 64, 65, 255, 256, 257, 511, 513, 1000, 4095, 4096, 4097, 9001)
 """No whole byte, no whole block, no whole group of blocks, and neighbours of these."""
 
+COMPILING = pytest.mark.timeout(300)
+"""Kernels that none has compiled yet take longer than a test may, on a machine with other work."""
+
 OVERFLOWS = pytest.mark.filterwarnings("ignore:overflow encountered")
-
-
-def compile_kernels(*families: str) -> None:
-    """Compile what a module's tests use while they are collected: a test's own time is limited."""
-    if importlib.util.find_spec("numba") is not None:
-        for family in families:
-            NUMBA.family(family)
 
 
 def f4(*values: Any) -> Array:

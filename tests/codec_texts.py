@@ -58,11 +58,12 @@ REMEMBERING = (
     "powersgd:1+ef",
     "int8+zstd+ef",
     "powersgd:2+int8+ef",
+    "powersgd:2+int4+ef",
 )
 """Codecs with one."""
 
 MOMENTUM = ("topk:0.1+dgc:0.9", "topk:0.05+int8+dgc:0.5,warmup=4", "randomk:0.2+dgc:0")
 """Codecs that send more than they are given, by a factor of momentum."""
 
-DOWN = tuple(text for text in PLAIN if "powersgd" not in text)
+DOWN = tuple(text for text in PLAIN if "powersgd" not in text and text != "majority")
 """Codecs for parameters: their bits are the same on every machine."""

@@ -50,7 +50,8 @@ def to_payload(encoded: Encoded, backend: Backend = NUMPY) -> tuple[Form, Array]
         name = coding.best(packed.indices, packed.size, backend)
         sections.append(coding.encode(name, packed.indices, packed.size, backend))
         coded = sections[-1].size
-    form = Form(packed.count, name, coded, packed.seed)
+    count = packed.count if encoded.chain.sparse else packed.size
+    form = Form(count, name, coded, packed.seed)
     if len(sections) == 1:
         return form, packed.values.view(np.uint8)
     sections.sort(key=lambda one: -one.itemsize)
@@ -95,6 +96,8 @@ def from_payload(
     packed = replace(packed, values=values, scales=scales, before=before)
     if first is not None:
         packed = replace(packed, kept=form.count)
+    elif stages and stages[0].kind == "lowrank":
+        packed = replace(packed, kept=stages[0].sizes_after(_dense(form.count), shape).values)
     coders = [stage for stage in chain.stages if stage.kind != "lossless"]
     if before is None and coders and not coders[-1].finite(values):
         raise ProtocolError(f"codec {codec}: a value is NaN or infinite")
@@ -125,8 +128,9 @@ def warm(chain: Chain, backend: Backend) -> None:
             sent, _, _ = chain.encode_residual(given, one, state, 1, backend)
             sent, _ = chain.encode(given, state, 1, backend)
             form, payload = to_payload(Encoded(chain, sent), backend)
-            payload.flags.writeable = one.flags.writeable
-            arrived = from_payload(chain.text, form, payload, (size,), backend)
+            received = payload.copy()
+            received.flags.writeable = one.flags.writeable
+            arrived = from_payload(chain.text, form, received, (size,), backend)
             for weight in (1.0, 3.0):
                 arrived.chain.add(arrived.packed, weight, np.zeros(size, np.float32), backend)
             arrived.chain.decode(arrived.packed, backend)
@@ -151,11 +155,15 @@ def _check_count(chain: Chain, form: Form, size: int) -> None:
         raise ProtocolError(f"codec {chain.text}: seed {form.seed} is above 2**63 - 1")
 
 
+def _dense(count: int) -> Sizes:
+    return Sizes(np.dtype(np.float32), count)
+
+
 def _expected(
     stages: tuple[Stage, ...], count: int, shape: tuple[int, ...]
 ) -> tuple[Sizes | None, Sizes]:
     """Return what goes into the lossless stage, if there is one, and what comes out at the end."""
-    given = Sizes(np.dtype(np.float32), count)
+    given = _dense(count)
     if stages and stages[-1].kind == "lossless":
         before = Chain(stages[:-1]).sizes_after(given, shape)
         return before, replace(stages[-1].sizes_after(before, shape), scales=before.scales)

@@ -91,7 +91,7 @@ class PowerSgd(Stage):
             p, q = _factors(matrix, xp.asarray(state[0]), xp)
             following = self._start_after(q, packed.shape, xp)
         sent = xp.concatenate((p.reshape(-1), q.reshape(-1)))
-        return replace(packed, values=sent, scales=None), (following,)
+        return replace(packed, values=sent, kept=sent.size), (following,)
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return P Qᵀ, flat."""
@@ -103,7 +103,7 @@ class PowerSgd(Stage):
         with np.errstate(all="ignore"):
             # One column is no case for BLAS: NumPy takes ten times as long.
             product = p * q.T if self.rank == 1 else p @ q.T
-        return replace(packed, values=product.reshape(-1), scales=None)
+        return replace(packed, values=product.reshape(-1), kept=None)
 
     def sizes(self, count: int) -> Sizes:
         """All values: a flat array is sent as it is."""

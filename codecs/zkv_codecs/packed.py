@@ -54,7 +54,8 @@ class Packed:
     seed: int = 0
     """What a codec without indices on the wire draws positions from, in [0, 2**63)."""
     kept: int | None = None
-    """How many elements a sparsifier has left; None: as many as `indices`, or all."""
+    """How many values a sparsifier or a factorisation has left; None: as many as `indices`, or
+    all."""
     before: Sizes | None = None
     """What went into a lossless stage. Not on the wire: a receiver knows it from the stages before
     that one, and sets it, and so bounds what is decompressed."""

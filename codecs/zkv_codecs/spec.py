@@ -50,16 +50,18 @@ def _number(make: Callable[[float], Stage], example: str, default: float | None 
     def read(name: str, given: str) -> Stage:
         if not given and default is not None:
             return make(default)
-        return make(number(f"codec {name}:{given}", given, f"{name}:{example}"))
+        return make(number(f"codec {name}:{given}".rstrip(":"), given, f"{name}:{example}"))
 
     return read
 
 
 def _qsgd(name: str, given: str) -> Stage:
     levels, colon, block = given.partition(":")
-    if colon:
-        return _whole(lambda size: Qsgd(int(levels), size))(f"{name}:{levels}", block)
-    return _whole(Qsgd)(name, levels)
+    alone = _whole(Qsgd)(name, levels)
+    if not colon:
+        return alone
+    assert isinstance(alone, Qsgd)
+    return _whole(lambda size: Qsgd(alone.levels, size))(f"{name}:{levels}", block)
 
 
 def number(where: str, text: str, example: str) -> float:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from codec_cases import (
     BACKENDS,
+    COMPILING,
     NUMBA,
     NUMPY,
     OVERFLOWS,
     SIZES,
     bits_of,
     blocks,
-    compile_kernels,
     decoded,
     encoded,
     everything,
@@ -33,7 +33,7 @@ MEANS = [OneBit(), OneBit(64), TwoMeans(), TwoMeans(4096)]
 BUILT_IN = [MxOneBit(), MxOneBit(1e-3), MxTwoBit(0.5), MxTwoBit(1e-3)]
 ALL: list[Stage] = [*MEANS, Majority(), *BUILT_IN]
 
-compile_kernels("signs")
+pytestmark = COMPILING
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 each_mean = pytest.mark.parametrize("stage", MEANS, ids=lambda one: one.text)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from codec_cases import (
     BACKENDS,
+    COMPILING,
     NUMBA,
     NUMPY,
     OVERFLOWS,
     SIZES,
     bits_of,
     blocks,
-    compile_kernels,
     decoded,
     encoded,
     everything,
@@ -44,7 +44,7 @@ ALL: list[Stage] = [
 ]
 SEEDS = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]) | st.integers(0, 2**63 - 1)
 
-compile_kernels("random", "ints")
+pytestmark = COMPILING
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 each_stage = pytest.mark.parametrize("stage", ALL, ids=lambda one: one.text)

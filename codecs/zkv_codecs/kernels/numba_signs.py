@@ -39,70 +39,6 @@ def _mean(total: np.float32, count: int, unit: np.float32) -> np.float32:
     return mean if mean >= SCALE_MIN else NOTHING
 
 
-# --- what bits decode to -----------------------------------------------------------------------
-
-
-@kernel(U1_IN, "u8", "f8", "f8", F4)
-def _two_decode(bits: Array, mask: np.uint64, is_set: float, is_not: float, out: Array) -> None:
-    """Write one of two numbers for each bit."""
-    one, other = np.float32(is_set), np.float32(is_not)
-    flags = np.empty(GROUP, np.uint8)
-    for start in range(0, out.size, GROUP):
-        ys = out[start : start + GROUP]
-        spread(bits[start >> 3 : (start + GROUP) >> 3], mask, flags)
-        for i in range(ys.size):
-            ys[i] = one if flags[i] else other
-
-
-@kernel(U1_IN, "u8", "f8", "f8", F4)
-def _two_add(bits: Array, mask: np.uint64, is_set: float, is_not: float, total: Array) -> None:
-    """Add one of two numbers for each bit."""
-    one, other = np.float32(is_set), np.float32(is_not)
-    flags = np.empty(GROUP, np.uint8)
-    for start in range(0, total.size, GROUP):
-        ys = total[start : start + GROUP]
-        spread(bits[start >> 3 : (start + GROUP) >> 3], mask, flags)
-        for i in range(ys.size):
-            ys[i] = ys[i] + (one if flags[i] else other)
-
-
-@kernel(U1_IN, F4_IN, INT, INT, F4)
-def _means_decode(bits: Array, scales: Array, means: int, block: int, out: Array) -> None:
-    """Write, for blocks of one scale, − or + that, and for blocks of two, the first or second."""
-    flags = np.empty(GROUP, np.uint8)
-    for start in range(0, out.size, GROUP):
-        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
-        ss = scales[means * start // block : means * (start + GROUP) // block]
-        group = out[start : start + GROUP]
-        for at in range(ss.size // means):
-            ys = group[at * block : (at + 1) * block]
-            marks = flags[at * block : (at + 1) * block]
-            rest = ss[at * means + means - 1]
-            negative = -rest if means == 1 else ss[at * means]
-            for i in range(ys.size):
-                ys[i] = negative if marks[i] else rest
-
-
-@kernel(U1_IN, F4_IN, INT, INT, "f8", F4)
-def _means_add(
-    bits: Array, scales: Array, means: int, block: int, weight: float, total: Array
-) -> None:
-    """Add weight times what `_means_decode` writes."""
-    by = np.float32(weight)
-    flags = np.empty(GROUP, np.uint8)
-    for start in range(0, total.size, GROUP):
-        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
-        ss = scales[means * start // block : means * (start + GROUP) // block]
-        group = total[start : start + GROUP]
-        for at in range(ss.size // means):
-            ys = group[at * block : (at + 1) * block]
-            marks = flags[at * block : (at + 1) * block]
-            rest = ss[at * means + means - 1] * by
-            negative = -rest if means == 1 else ss[at * means] * by
-            for i in range(ys.size):
-                ys[i] = ys[i] + (negative if marks[i] else rest)
-
-
 # --- signs alone -----------------------------------------------------------------------------
 
 
@@ -114,14 +50,27 @@ def signs_encode(x: Array, bits: Array) -> None:
         _signs(x[start : start + GROUP], flags, bits[start >> 3 : (start + GROUP) >> 3])
 
 
+@kernel(U1_IN, F4)
 def signs_decode(bits: Array, out: Array) -> None:
     """See `numpy_signs.signs_decode`."""
-    _two_decode(bits, SPREAD_LOW, -1.0, 1.0, out)
+    flags = np.empty(GROUP, np.uint8)
+    for start in range(0, out.size, GROUP):
+        ys = out[start : start + GROUP]
+        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
+        for i in range(ys.size):
+            ys[i] = -ONE if flags[i] else ONE
 
 
+@kernel(U1_IN, "f8", F4)
 def signs_add(bits: Array, weight: float, total: Array) -> None:
     """See `numpy_signs.signs_add`."""
-    _two_add(bits, SPREAD_LOW, -weight, weight, total)
+    by = np.float32(weight)
+    flags = np.empty(GROUP, np.uint8)
+    for start in range(0, total.size, GROUP):
+        ys = total[start : start + GROUP]
+        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
+        for i in range(ys.size):
+            ys[i] = ys[i] + (-by if flags[i] else by)
 
 
 @kernel(F4_IN, F4)
@@ -184,14 +133,36 @@ def onebit_encode_residual(
                 rs[i] = rs[i] - (-scale if marks[i] else scale)
 
 
+@kernel(U1_IN, F4_IN, INT, F4)
 def onebit_decode(bits: Array, scales: Array, block: int, out: Array) -> None:
     """See `numpy_signs.onebit_decode`."""
-    _means_decode(bits, scales, 1, block, out)
+    flags = np.empty(GROUP, np.uint8)
+    for start in range(0, out.size, GROUP):
+        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
+        ss = scales[start // block : (start + GROUP) // block]
+        group = out[start : start + GROUP]
+        for at in range(ss.size):
+            ys = group[at * block : (at + 1) * block]
+            marks = flags[at * block : (at + 1) * block]
+            scale = ss[at]
+            for i in range(ys.size):
+                ys[i] = -scale if marks[i] else scale
 
 
+@kernel(U1_IN, F4_IN, INT, "f8", F4)
 def onebit_add(bits: Array, scales: Array, block: int, weight: float, total: Array) -> None:
     """See `numpy_signs.onebit_add`."""
-    _means_add(bits, scales, 1, block, weight, total)
+    flags = np.empty(GROUP, np.uint8)
+    for start in range(0, total.size, GROUP):
+        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
+        ss = scales[start // block : (start + GROUP) // block]
+        group = total[start : start + GROUP]
+        for at in range(ss.size):
+            ys = group[at * block : (at + 1) * block]
+            marks = flags[at * block : (at + 1) * block]
+            product = ss[at] * np.float32(weight)
+            for i in range(ys.size):
+                ys[i] = ys[i] + (-product if marks[i] else product)
 
 
 # --- the means of both signs -------------------------------------------------------------------
@@ -259,14 +230,38 @@ def twomeans_encode_residual(
                 rs[i] = rs[i] - (negative if marks[i] else rest)
 
 
+@kernel(U1_IN, F4_IN, INT, F4)
 def twomeans_decode(bits: Array, scales: Array, block: int, out: Array) -> None:
     """See `numpy_signs.twomeans_decode`."""
-    _means_decode(bits, scales, 2, block, out)
+    flags = np.empty(GROUP, np.uint8)
+    for start in range(0, out.size, GROUP):
+        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
+        ss = scales[2 * start // block : 2 * (start + GROUP) // block]
+        group = out[start : start + GROUP]
+        for at in range(ss.size >> 1):
+            ys = group[at * block : (at + 1) * block]
+            marks = flags[at * block : (at + 1) * block]
+            negative = ss[2 * at]
+            rest = ss[2 * at + 1]
+            for i in range(ys.size):
+                ys[i] = negative if marks[i] else rest
 
 
+@kernel(U1_IN, F4_IN, INT, "f8", F4)
 def twomeans_add(bits: Array, scales: Array, block: int, weight: float, total: Array) -> None:
     """See `numpy_signs.twomeans_add`."""
-    _means_add(bits, scales, 2, block, weight, total)
+    flags = np.empty(GROUP, np.uint8)
+    for start in range(0, total.size, GROUP):
+        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
+        ss = scales[2 * start // block : 2 * (start + GROUP) // block]
+        group = total[start : start + GROUP]
+        for at in range(ss.size >> 1):
+            ys = group[at * block : (at + 1) * block]
+            marks = flags[at * block : (at + 1) * block]
+            negative = ss[2 * at] * np.float32(weight)
+            rest = ss[2 * at + 1] * np.float32(weight)
+            for i in range(ys.size):
+                ys[i] = ys[i] + (negative if marks[i] else rest)
 
 
 # --- MXNet's thresholds ------------------------------------------------------------------------
@@ -289,14 +284,27 @@ def mx1bit_encode(x: Array, e: Array, threshold: float, bits: Array, out: Array)
         gather_high(flags, bits[start >> 3 : (start + GROUP) >> 3])
 
 
+@kernel(U1_IN, F4)
 def mx1bit_decode(bits: Array, out: Array) -> None:
     """See `numpy_signs.mx1bit_decode`."""
-    _two_decode(bits, SPREAD_HIGH, 1.0, -1.0, out)
+    flags = np.empty(GROUP, np.uint8)
+    for start in range(0, out.size, GROUP):
+        ys = out[start : start + GROUP]
+        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_HIGH, flags)
+        for i in range(ys.size):
+            ys[i] = ONE if flags[i] else -ONE
 
 
+@kernel(U1_IN, "f8", F4)
 def mx1bit_add(bits: Array, weight: float, total: Array) -> None:
     """See `numpy_signs.mx1bit_add`."""
-    _two_add(bits, SPREAD_HIGH, weight, -weight, total)
+    by = np.float32(weight)
+    flags = np.empty(GROUP, np.uint8)
+    for start in range(0, total.size, GROUP):
+        ys = total[start : start + GROUP]
+        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_HIGH, flags)
+        for i in range(ys.size):
+            ys[i] = ys[i] + (by if flags[i] else -by)
 
 
 @part
