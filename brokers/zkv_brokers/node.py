@@ -17,7 +17,7 @@ from zkv.link import Link
 from zkv.wire import open_envelope
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.shard import Action as ShardAction
-from zkv_brokers.shard import Event, FromBroker, FromWorker, Reset, Shard, ToBroker
+from zkv_brokers.shard import Event, FromBroker, FromWorker, Prepare, Reset, Shard, ToBroker
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Failed:
     error: ZkvError
 
 
-Action = SendControl | ToWorker | Note | Failed
+Action = SendControl | ToWorker | Prepare | Note | Failed
 
 
 class Node:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from zkv.wire import split_route
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.node import Action, Failed, Node, NodeConfig, Note, SendControl
 from zkv_brokers.recording import Recorder, digest_of
-from zkv_brokers.shard import Shard
+from zkv_brokers.shard import Prepare, Shard
+from zkv_codecs.plan import Plan
 from zkv_net import loop as net
 from zkv_net.sockets import FdSocket, bind, connect, new_socket
 
@@ -177,11 +179,19 @@ class Server:
                     self._control.send([frame])
                 case ToWorker(incarnation, message, payload):
                     self._send_data(incarnation, encode_data(message), payload)
+                case Prepare(plans):
+                    # On a machine that never used these codecs, the loop would be silent so long
+                    # that the server seems lost.
+                    Thread(target=self._prepare, args=(plans,), daemon=True).start()
                 case Note(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
                 case Failed(error):
                     if self._stopped is not None and not self._stopped.done():
                         self._stopped.set_exception(error)
+
+    def _prepare(self, plans: tuple[Plan, ...]) -> None:
+        for plan in plans:
+            plan.warm(self.shard.store.backend)
 
     def _send_data(self, incarnation: int, header: bytes, payload: Any) -> None:
         route = self._routes.get(incarnation)

@@ -27,7 +27,7 @@ from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
 from zkv_brokers.store import Settings, Store
 from zkv_codecs.deltas import down_plan
-from zkv_codecs.plan import plan
+from zkv_codecs.plan import Plan, plan
 
 PARKED_BYTES_MAX = 256 * 1024 * 1024
 """How much data that is ahead of the log is kept; beyond it the worker's resend brings it again."""
@@ -65,7 +65,14 @@ class ToBroker:
     message: c.Message
 
 
-Action = ToBroker | ToWorker
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Compile what these plans' codecs need, beside the loop: it may take many seconds."""
+
+    plans: tuple[Plan, ...]
+
+
+Action = ToBroker | ToWorker | Prepare
 
 
 @dataclass(slots=True)
@@ -185,8 +192,9 @@ class Shard:
                         staleness(plain.get("staleness", "none")),
                     )
                 )
-                plan(plain.get("codec", "none")).warm(self.store.backend)
-                self.store.views.use(down_plan(plain.get("codec_down", "none")))
+                up, down = plain.get("codec", "none"), plain.get("codec_down", "none")
+                self.store.views.use(down_plan(down))
+                out.append(Prepare((plan(up), plan(down))))
             case c.Epoch(members=members, kept=kept):
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))

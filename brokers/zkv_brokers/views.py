@@ -48,7 +48,6 @@ class Views:
     def use(self, chosen: Plan) -> None:
         """Send by this plan from now on: with another one, the next grants begin with values."""
         if chosen != self._plan:
-            chosen.warm(self._backend)
             self._plan = chosen
             for kept in (self._codecs, self._views, self._packed):
                 kept.clear()

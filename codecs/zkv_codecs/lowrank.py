@@ -13,6 +13,7 @@ the rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -90,6 +91,7 @@ class PowerSgd(Stage):
         with np.errstate(all="ignore"):
             p, q = _factors(matrix, xp.asarray(state[0]), xp)
             following = self._start_after(q, packed.shape, xp)
+            p, q = _balanced(p, q, xp)
         sent = xp.concatenate((p.reshape(-1), q.reshape(-1)))
         return replace(packed, values=sent, kept=sent.size), (following,)
 
@@ -147,6 +149,20 @@ def _factors(matrix: Array, start: Array, xp: Any) -> tuple[Array, Array]:
         p, q = _projected(matrix * DOWN, start, xp)
         p, q = p * UP, q * UP
     return p, q
+
+
+def _balanced(p: Array, q: Array, xp: Any) -> tuple[Array, Array]:
+    """Return P · 2**k and Q · 2**−k of about equal magnitude, so that one scale serves for both.
+
+    Their product is the same to the bit. A quantizer behind this stage would else see the columns
+    of length 1 vanish beside a large gradient's.
+    """
+    largest = [float(xp.abs(one).max()) if one.size else 0.0 for one in (p, q)]
+    if not all(0 < one < float("inf") for one in largest):
+        return p, q
+    (_, low), (_, high) = (math.frexp(one) for one in largest)
+    steps = (high - low) // 2
+    return p * np.float32(2.0**steps), q * np.float32(2.0**-steps)
 
 
 def _projected(matrix: Array, start: Array, xp: Any) -> tuple[Array, Array]:

@@ -108,14 +108,14 @@ def test_a_matrix_of_no_higher_rank_survives(rows, columns, rank, seed):
 
 
 def test_a_product_of_two_vectors_worked_out():
-    """M = u vᵀ with |u| = 3: P = ±u / 3, Q = Mᵀ P = ±3 v."""
+    """M = u vᵀ with |u| = 3: P = ±u / 3, Q = Mᵀ P = ±3 v; sent as 4 P and Q / 4, alike in size."""
     u = np.array([1, 2, 2, 0, 0, 0], np.float32)
     v = np.arange(1, 8, dtype=np.float32)
     codec = PowerSgd(1)
     packed, _ = sent(codec, np.outer(u, v))
     sign = np.sign(packed.values[0])
-    np.testing.assert_allclose(packed.values[:6] * sign, u / 3, atol=1e-6)
-    np.testing.assert_allclose(packed.values[6:] * sign, 3 * v, rtol=1e-6)
+    np.testing.assert_allclose(packed.values[:6] * sign, 4 * u / 3, atol=1e-6)
+    np.testing.assert_allclose(packed.values[6:] * sign, 3 * v / 4, rtol=1e-6)
     np.testing.assert_allclose(decoded(codec, packed), np.outer(u, v), atol=1e-5)
 
 

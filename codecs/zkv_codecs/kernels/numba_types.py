@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
+from numba.core.compiler_lock import global_compiler_lock
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -50,9 +51,11 @@ def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[_F], _F]:
         from_kernels = dispatcher.get_call_template
 
         def compiled() -> Any:
-            if not dispatcher.signatures:
-                dispatcher.compile(signature)
-                dispatcher.disable_compile()
+            # Several threads may be the first; the compiler's own lock may be taken twice.
+            with global_compiler_lock:
+                if not dispatcher.signatures:
+                    dispatcher.compile(signature)
+                    dispatcher.disable_compile()
             return dispatcher
 
         def template(args: Any, kws: Any) -> Any:

@@ -136,7 +136,7 @@ def ternary_encode(x: Array, block: int, seed: int, codes: Array, scales: Array)
     the first in its lowest bits."""
     scales[...] = _absmax(x, block)
     each = spread(scales, block, x.size)
-    bars = _drawn(seed, x.size) * DRAW * each
+    bars = _drawn(seed, x.size).astype(np.float32) * DRAW * each
     signs = np.where(x > bars, np.uint8(1), np.where(x < -bars, np.uint8(3), np.uint8(0)))
     kept = rows(np.where(each > 0, signs, np.uint8(0)), 4)
     codes[...] = kept[:, 0] | (kept[:, 1] << 2) | (kept[:, 2] << 4) | (kept[:, 3] << 6)
