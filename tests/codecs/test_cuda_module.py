@@ -78,13 +78,13 @@ def test_a_warp_for_each_block_of_elements(cuda, count, block, grid):
 
 @pytest.mark.parametrize(("count", "grid"), [(1, 1), (256, 1), (257, 2)])
 def test_a_thread_for_each_element(cuda, count, grid):
-    cuda_module.per_element("ints", "int8_encode", count, np.int64(count))
-    assert cuda.launched == [(0, "int8_encode", (grid,), (256,), (np.int64(count),))]
+    cuda_module.per_element("ints", "int8_encode", count, (1, 2), 3)
+    assert cuda.launched == [(0, "int8_encode", (grid,), (256,), (1, 2, np.int64(count), 3))]
 
 
 def test_nothing_is_launched_for_nothing(cuda):
     encode(0)
-    cuda_module.per_element("ints", "int8_encode", 0)
+    cuda_module.per_element("ints", "int8_encode", 0, ())
     assert not cuda.launched
     assert not cuda.compiled
 
