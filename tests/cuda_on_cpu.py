@@ -112,28 +112,28 @@ class Family:
         """
         wanted = tuple(_copied(one) for one in arguments)
         returned = getattr(self.numpy, name)(*wanted)
-        mine, answer = self._on_cuda(name, arguments, order)
-        assert answer == returned
+        mine = tuple(_copied(one) for one in arguments)
+        assert self.call(name, *mine, order=order) == returned
         for at, (one, other) in enumerate(zip(mine, wanted, strict=True)):
             if isinstance(one, np.ndarray) and one.tobytes() != other.tobytes():
                 np.testing.assert_array_equal(one, other, f"{name}, argument {at}", strict=True)
                 raise AssertionError(f"{name}, argument {at}: zeros of other signs, or NaNs")
         return wanted
 
-    def _on_cuda(
-        self, name: str, arguments: tuple[Any, ...], order: int
-    ) -> tuple[tuple[Any, ...], Any]:
+    def call(self, name: str, *arguments: Any, order: int = 0) -> Any:
+        """Call CUDA's function with NumPy arrays, and return what it does."""
         function = getattr(self.cuda, name)
         if self.library is not None:
             self.library.seed = order
-            mine = tuple(_copied(one) for one in arguments)
-            return mine, function(*mine)
+            return function(*arguments)
         import cupy
 
-        there = [cupy.asarray(one) if isinstance(one, np.ndarray) else one for one in arguments]
+        there = [cupy.array(one) if isinstance(one, np.ndarray) else one for one in arguments]
         answer = function(*there)
-        back = (cupy.asnumpy(one) if isinstance(one, cupy.ndarray) else one for one in there)
-        return tuple(back), answer
+        for one, other in zip(arguments, there, strict=True):
+            if isinstance(one, np.ndarray) and one.flags.writeable:
+                one[...] = cupy.asnumpy(other)
+        return answer
 
 
 class _HostCupy:

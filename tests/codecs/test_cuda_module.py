@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.resources
+import inspect
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zkv_codecs.backend import FAMILIES, NUMPY, Backend
 from zkv_codecs.kernels import cuda_ints, cuda_module
 
 
@@ -78,13 +82,13 @@ def test_a_warp_for_each_block_of_elements(cuda, count, block, grid):
 
 @pytest.mark.parametrize(("count", "grid"), [(1, 1), (256, 1), (257, 2)])
 def test_a_thread_for_each_element(cuda, count, grid):
-    cuda_module.per_element("ints", "int8_encode", count, np.int64(count))
-    assert cuda.launched == [(0, "int8_encode", (grid,), (256,), (np.int64(count),))]
+    cuda_module.per_element("ints", "int8_encode", count, (1, 2), 3)
+    assert cuda.launched == [(0, "int8_encode", (grid,), (256,), (1, 2, np.int64(count), 3))]
 
 
 def test_nothing_is_launched_for_nothing(cuda):
     encode(0)
-    cuda_module.per_element("ints", "int8_encode", 0)
+    cuda_module.per_element("ints", "int8_encode", 0, ())
     assert not cuda.launched
     assert not cuda.compiled
 
@@ -93,3 +97,32 @@ def test_a_missing_cupy_is_named_with_the_extras_that_bring_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError, match=r"need CuPy: pip install 'zkv\[cuda12\]'"):
         encode(1)
+
+
+def functions(module: Any) -> dict[str, list[str]]:
+    """The public functions that a module defines, with the names of their parameters."""
+    return {
+        name: list(inspect.signature(one).parameters)
+        for name, one in vars(module).items()
+        if inspect.isfunction(one) and one.__module__ == module.__name__ and name[0] != "_"
+    }
+
+
+def compiled_by_numba(family: str) -> set[str]:
+    """The kernels of Numba's module, which need not be installed for that."""
+    folder = importlib.resources.files("zkv_codecs.kernels")
+    tree = ast.parse((folder / f"numba_{family}.py").read_text("utf-8"))
+    return {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(one).startswith("kernel(") for one in node.decorator_list)
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kernel_is_there_with_numpys_parameters(family):
+    numpys, cudas = functions(NUMPY.family(family)), functions(Backend("cuda").family(family))
+    assert cudas
+    assert {name: numpys.get(name) for name in cudas} == cudas
+    assert compiled_by_numba(family) & set(numpys) <= set(cudas)

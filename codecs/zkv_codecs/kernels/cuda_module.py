@@ -13,13 +13,18 @@ import importlib
 import importlib.resources
 from typing import Any
 
+import numpy as np
+
 from zkv.dtypes import Array
 
 TEXTS = {
+    "floats": ("common", "narrow", "floats"),
+    "fp8": ("common", "narrow", "fp8"),
     "ints": ("common", "ints"),
     "signs": ("common", "blocks", "signs"),
     "random": ("common", "blocks", "random"),
     "sparse": ("common", "sparse"),
+    "indices": ("common", "indices"),
 }
 """The families, and the files that make up the text of each."""
 
@@ -49,14 +54,30 @@ def function(family: str, name: str) -> Any:
     return _function(family, name, _cupy().cuda.runtime.getDevice())
 
 
-def per_element(family: str, name: str, count: int, *arguments: Any) -> None:
-    """Launch a kernel with one thread for each of `count` elements; with none, do nothing."""
-    launch(family, name, -(-count // THREADS), *arguments)
+def per_element(family: str, name: str, n: int, inputs: tuple[Any, ...], *rest: Any) -> None:
+    """Launch a kernel with one thread for each of n elements; with none, do nothing.
+
+    Its arguments are the inputs, n, and the rest.
+    """
+    launch(family, name, -(-n // THREADS), *inputs, np.int64(n), *rest)
 
 
-def per_block(family: str, name: str, count: int, block: int, *arguments: Any) -> None:
-    """Launch a kernel with one warp for each block of `block` elements."""
-    launch(family, name, -(-count // (block * (THREADS // WARP))), *arguments)
+def per_chunk(
+    family: str, name: str, n: int, chunk: int, inputs: tuple[Any, ...], *rest: Any
+) -> None:
+    """Launch a kernel with one warp for each `chunk` of n elements, a size that its text knows."""
+    warps = THREADS // WARP
+    launch(family, name, -(-n // (chunk * warps)), *inputs, np.int64(n), *rest)
+
+
+def per_block(
+    family: str, name: str, n: int, block: int, inputs: tuple[Any, ...], *rest: Any
+) -> None:
+    """Launch a kernel with one warp for each `block` of n elements.
+
+    Its arguments are the inputs, n, the size of a block, and the rest.
+    """
+    per_chunk(family, name, n, block, inputs, np.int64(block), *rest)
 
 
 def launch(family: str, name: str, blocks: int, *arguments: Any) -> None:

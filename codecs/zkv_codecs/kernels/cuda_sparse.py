@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from zkv.dtypes import Array
-from zkv_codecs.kernels.cuda_module import array, empty, launch, per_block, per_element
+from zkv_codecs.kernels.cuda_module import array, empty, launch, per_chunk, per_element
 from zkv_codecs.kernels.numpy_sparse import stride_of
 
 FAMILY = "sparse"
@@ -88,59 +88,49 @@ def reaching_encode(x: Array, least: float, values: Array, indices: Array) -> No
 
 def clear(indices: Array, out: Array) -> None:
     """See `numpy_sparse.clear`."""
-    count = indices.size
-    per_element(FAMILY, "clear", count, indices, np.int64(count), out)
+    per_element(FAMILY, "clear", indices.size, (indices,), out)
 
 
 def draw(n: int, keys: Array, indices: Array) -> None:
     """See `numpy_sparse.draw`; `keys` are in the host's memory."""
-    count = indices.size
-    if n == 0 or count == 0:
+    if n == 0 or indices.size == 0:
         return
     rows = math.isqrt(n - 1) + 1
     extents = np.uint32(n), np.uint32(rows), np.uint32(-(-n // rows))
-    there = array(keys)
-    per_element(FAMILY, "draw", count, *extents, there, np.int64(count), indices)
+    per_element(FAMILY, "draw", indices.size, (*extents, array(keys)), indices)
     indices.sort()
 
 
 def gather(x: Array, indices: Array, factor: float, values: Array) -> None:
     """See `numpy_sparse.gather`."""
-    count = indices.size
-    by = np.float32(factor)
-    per_element(FAMILY, "gather", count, x, indices, np.int64(count), by, values)
+    per_element(FAMILY, "gather", indices.size, (x, indices), np.float32(factor), values)
 
 
 def gather_residual(x: Array, e: Array, indices: Array, values: Array, out: Array) -> None:
     """See `numpy_sparse.gather_residual`."""
     _sum(x, e, out)
-    count = indices.size
-    per_element(FAMILY, "take_out", count, indices, np.int64(count), values, out)
+    per_element(FAMILY, "take_out", indices.size, (indices,), values, out)
 
 
 def scatter(values: Array, indices: Array, out: Array) -> None:
     """See `numpy_sparse.scatter`."""
     out.fill(0)
-    count = indices.size
-    per_element(FAMILY, "scatter", count, values, indices, np.int64(count), out)
+    per_element(FAMILY, "scatter", indices.size, (values, indices), out)
 
 
 def add(values: Array, indices: Array, weight: float, total: Array) -> None:
     """See `numpy_sparse.add`."""
-    count = indices.size
-    by = np.float32(weight)
-    per_element(FAMILY, "add", count, values, indices, np.int64(count), by, total)
+    per_element(FAMILY, "add", indices.size, (values, indices), np.float32(weight), total)
 
 
 def add_wide(values: Array, indices: Array, weight: float, total: Array) -> None:
     """See `numpy_sparse.add_wide`."""
-    count = indices.size
     by = np.float64(weight)
-    per_element(FAMILY, "add_wide", count, values, indices, np.int64(count), by, total)
+    per_element(FAMILY, "add_wide", indices.size, (values, indices), by, total)
 
 
 def _sum(x: Array, e: Array, out: Array) -> None:
-    per_element(FAMILY, "sum", x.size, x, e, np.int64(x.size), out)
+    per_element(FAMILY, "sum", x.size, (x, e), out)
 
 
 def _select(x: Array, start: int, stride: int, rank: int) -> Array:
@@ -168,8 +158,7 @@ def _count(x: Array, state: Array) -> tuple[Array, Array, Array]:
     chunks = -(-x.size // CHUNK)
     above, level = empty(chunks, np.uint32), empty(chunks, np.uint32)
     total = empty(2, np.uint32)
-    n = np.int64(x.size)
-    per_block(FAMILY, "taken_count", x.size, CHUNK, x, n, state, above, level)
+    per_chunk(FAMILY, "taken_count", x.size, CHUNK, (x,), state, above, level)
     launch(FAMILY, "taken_scan", 1, np.int64(chunks), above, level, total)
     return above, level, total
 
@@ -177,6 +166,5 @@ def _count(x: Array, state: Array) -> tuple[Array, Array, Array]:
 def _write(
     x: Array, state: Array, above: Array, level: Array, values: Array, indices: Array
 ) -> None:
-    n = np.int64(x.size)
-    counts = state, above, level
-    per_block(FAMILY, "taken_write", x.size, CHUNK, x, n, *counts, values, indices)
+    given = state, above, level
+    per_chunk(FAMILY, "taken_write", x.size, CHUNK, (x,), *given, values, indices)

@@ -25,16 +25,6 @@ static __device__ float pushed(Halves* sums, u32 k, float term) {
     return term;
 }
 
-// The sum of what the lanes have, in all lanes.
-static __device__ float warp_halved(float sum) {
-    for (int step = WARP / 2; step > 0; step /= 2) sum = sum + __shfl_xor_sync(ALL, sum, step);
-    return sum;
-}
-
-static __device__ u32 sign_of(float x) {
-    return __float_as_uint(x) >> 31;
-}
-
 // Writes a word of 32 bits, one of each element from `first` on, as bytes; none lies beyond `stop`.
 static __device__ void write_bits(u32 word, i64 first, i64 stop, u8* bits) {
     const i64 at = first / 8 + lane();

@@ -1,8 +1,8 @@
 // What all families share; their text is put behind this one.
 //
-// The subset: plain functions over flat arrays; one dimension of threads and blocks, whole warps;
-// full-mask warp functions, __syncthreads and integer atomics; no dynamic shared memory, no
-// headers. tests/codecs/cuda_shim runs the same text on a CPU and knows no more than this.
+// The subset: functions over flat arrays; one dimension of threads and blocks, whole warps; full-mask
+// warp functions, __syncthreads and integer atomics; no dynamic shared memory, no headers.
+// tests/codecs/cuda_shim runs the same text on a CPU and knows no more than this.
 // Compiled with -fmad=false: a product is rounded before it is added to.
 
 typedef long long i64;
@@ -42,6 +42,11 @@ static __device__ u32 magnitude(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
+// 1 for negative numbers, -0 among them.
+static __device__ u32 sign_of(float x) {
+    return __float_as_uint(x) >> 31;
+}
+
 // 2**32 / golden ratio, made odd.
 #define GOLDEN 0x9E3779B1u
 
@@ -79,10 +84,11 @@ static __device__ float absmax_of(const float* x, const float* e, Span span) {
 }
 
 // The sum of this warp's lanes below this one; `total` becomes the sum of all.
-static __device__ u32 warp_sum_before(u32 value, u32* total) {
-    u32 sum = value;
+template <class T>
+static __device__ T warp_sum_before(T value, T* total) {
+    T sum = value;
     for (u32 step = 1; step < WARP; step *= 2) {
-        const u32 other = __shfl_up_sync(ALL, sum, step);
+        const T other = __shfl_up_sync(ALL, sum, step);
         if (lane() >= step) sum += other;
     }
     *total = __shfl_sync(ALL, sum, WARP - 1);
@@ -91,15 +97,39 @@ static __device__ u32 warp_sum_before(u32 value, u32* total) {
 
 // The sum of this block's threads below this one; `total` becomes the sum of all. All threads of
 // the block have to come.
-static __device__ u32 block_sum_before(u32 value, u32* total) {
-    __shared__ u32 sums[WARP];
-    u32 sum_of_warp, sum_of_all;
-    const u32 within = warp_sum_before(value, &sum_of_warp);
+template <class T>
+static __device__ T block_sum_before(T value, T* total) {
+    __shared__ T sums[WARP];
+    T sum_of_warp, sum_of_all;
+    const T within = warp_sum_before(value, &sum_of_warp);
+    // What came before has read its sums.
     __syncthreads();
     if (lane() == 0) sums[threadIdx.x / WARP] = sum_of_warp;
     __syncthreads();
-    const u32 mine = lane() < blockDim.x / WARP ? sums[lane()] : 0;
-    const u32 before = warp_sum_before(mine, &sum_of_all);
+    const T mine = lane() < blockDim.x / WARP ? sums[lane()] : 0;
+    const T before = warp_sum_before(mine, &sum_of_all);
     *total = sum_of_all;
     return within + __shfl_sync(ALL, before, threadIdx.x / WARP);
+}
+
+// One block: each of `count` numbers becomes the sum of those before it, `total` that of all.
+template <class T>
+static __device__ void sums_before(i64 count, T* numbers, T* total) {
+    const i64 own = (count + blockDim.x - 1) / blockDim.x;
+    const i64 first = threadIdx.x * own;
+    T sum = 0, all;
+    for (i64 at = first; at < first + own && at < count; at++) sum += numbers[at];
+    sum = block_sum_before(sum, &all);
+    for (i64 at = first; at < first + own && at < count; at++) {
+        const T here = numbers[at];
+        numbers[at] = sum;
+        sum += here;
+    }
+    if (threadIdx.x == 0) *total = all;
+}
+
+// The sum of floats of all lanes, in all lanes: the upper half is added to the lower, and so on.
+static __device__ float warp_halved(float sum) {
+    for (int step = WARP / 2; step > 0; step /= 2) sum = sum + __shfl_xor_sync(ALL, sum, step);
+    return sum;
 }

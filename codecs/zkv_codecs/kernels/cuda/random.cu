@@ -42,7 +42,7 @@ static __device__ float qsgd_scale(const float* x, Span span, i64 block, float l
 }
 
 extern "C" __global__ void qsgd_encode(
-    const float* x, i64 n, float levels, i64 block, u32 seed, i8* codes, float* scales
+    const float* x, i64 n, i64 block, float levels, u32 seed, i8* codes, float* scales
 ) {
     const Span span = span_of_warp(n, block);
     if (span.start >= n) return;
@@ -66,7 +66,7 @@ extern "C" __global__ void natural_encode(const float* x, i64 n, u32 seed, u8* c
     if (i >= n) return;
     const u32 exponent = (magnitude(x[i]) + (draw_of(i, seed) >> 1)) >> 23;
     const u32 stopped = exponent < EXPONENT_TOP ? exponent : EXPONENT_TOP;
-    const u32 sign = __float_as_uint(x[i]) >> 31 << 7;
+    const u32 sign = sign_of(x[i]) << 7;
     codes[i] = stopped > EXPONENT_ZERO ? (u8)((stopped - EXPONENT_ZERO) | sign) : 0;
 }
 

@@ -99,27 +99,8 @@ extern "C" __global__ void taken_count(
 
 // One block: both counts become sums over the chunks before; `total` the sums over all.
 extern "C" __global__ void taken_scan(i64 chunks, u32* above, u32* level, u32* total) {
-    const i64 own = (chunks + blockDim.x - 1) / blockDim.x;
-    const i64 first = threadIdx.x * own;
-    u32 more = 0, equal = 0;
-    for (i64 at = first; at < first + own && at < chunks; at++) {
-        more += above[at];
-        equal += level[at];
-    }
-    u32 all_more, all_equal;
-    more = block_sum_before(more, &all_more);
-    equal = block_sum_before(equal, &all_equal);
-    for (i64 at = first; at < first + own && at < chunks; at++) {
-        const u32 here_more = above[at], here_equal = level[at];
-        above[at] = more;
-        level[at] = equal;
-        more += here_more;
-        equal += here_equal;
-    }
-    if (threadIdx.x == 0) {
-        total[0] = all_more;
-        total[1] = all_equal;
-    }
+    sums_before(chunks, above, total);
+    sums_before(chunks, level, total + 1);
 }
 
 extern "C" __global__ void taken_write(
