@@ -16,7 +16,9 @@ from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import from_payload
 from zkv_codecs.plan import plan
+from zkv_codecs.plan import Plan
 from zkv_workers.encoding import Encoder, Sealed
+from zkv_workers.packing import Packer
 
 Array = np.ndarray[Any, Any]
 SIZE = 600
@@ -168,3 +170,24 @@ def test_the_report_names_what_was_saved_and_what_is_remembered() -> None:
     assert row["bytes_after"] == 3 * (SIZE + 4 * 3)
     assert float(row["residual_norm"]) > 0
     assert float(row["encode_s"]) > 0
+
+
+def test_the_codec_of_a_bucket_is_found_once_however_many_keys_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = [spec(f"k{number}", 3) for number in range(200)]
+    made, one = layout(*keys, bucket=True), encoder("int8;small=0")
+    looked: list[int] = []
+    find = Plan.for_block
+    monkeypatch.setattr(
+        Plan, "for_block", lambda self, *given: (looked.append(1), find(self, *given))[1]
+    )
+    gradient = np.ones(3, np.float32)
+    for batch in range(3):
+        packer = Packer(made, made.kids_in(0), one, batch)
+        for key in keys:
+            packer.add(key.key, gradient)
+    assert len(looked) == 1
+    one.use("none")
+    assert one.admit(made, 0, gradient) is gradient
+    assert len(looked) == 2

@@ -89,6 +89,8 @@ class Encoder:
     down: str = "none"
     """Of the plan by which values come: its kernels must not be compiled where they are awaited."""
     _plan: Plan = field(default_factory=Plan)
+    _codecs: dict[int, tuple[BlockSpec, Codec]] = field(default_factory=dict)
+    """By block, with the keys that it had then: one of them may move out."""
     _memories: dict[int, _Memory] = field(default_factory=dict)
     _steps: dict[int, list[_Step]] = field(default_factory=dict)
     """By batch."""
@@ -103,6 +105,14 @@ class Encoder:
             chosen = plan(text)
             chosen.warm(self.backend)
             self._plan, self.text = chosen, text
+            self._codecs.clear()
+
+    def _codec(self, layout: Layout, block: BlockSpec) -> Codec:
+        """Return the codec of a block: found once, as a bucket may have thousands of keys."""
+        known = self._codecs.get(block.bid)
+        if known is None or known[0] is not block:
+            known = self._codecs[block.bid] = (block, self._plan.for_block(layout, block))
+        return known[1]
 
     def settled(self, batch: int, *, counted: bool) -> None:
         """Say what became of a batch; may be called from any thread."""
@@ -133,7 +143,7 @@ class Encoder:
                 says "raise".
         """
         blocks = layout.blocks_for([kid])
-        codec = next((c for b in blocks if (c := self._plan.for_block(layout, b)).lossy), None)
+        codec = next((c for b in blocks if (c := self._codec(layout, b)).lossy), None)
         dtype = DTYPES[layout.entries[kid].spec.dtype]
         if codec is None or _sendable(widen(values, dtype)):
             return values
@@ -153,7 +163,7 @@ class Encoder:
     def encode(self, layout: Layout, block: BlockSpec, values: Array, batch: int) -> Sealed:
         """Return a block as it travels; `values` are flat and stored, and stay the caller's."""
         self._hear()
-        codec = self._plan.for_block(layout, block)
+        codec = self._codec(layout, block)
         memory = self._memories.get(block.bid)
         if codec == NONE and memory is None:
             return Sealed(values.copy())
