@@ -49,8 +49,8 @@ def sets(**sections: Sequence[Setting]) -> Callable[[Callable[..., None]], Calla
     def with_options(body: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(body)
         def command(**given: Any) -> None:
-            flags = {place: given.pop(key) for key, places in keys.items() for place in places}
-            body(flags=flags, **given)
+            flags = {place: given[key] for key, places in keys.items() for place in places}
+            body(flags=flags, **{name: one for name, one in given.items() if name not in keys})
 
         own = [
             one.replace(kind=inspect.Parameter.KEYWORD_ONLY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zkv.errors import ZkvError
 from zkv.policy import policy
 from zkv_cli.cluster import join_commands
 from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
@@ -88,11 +90,7 @@ def run_broker(settings: Settings) -> int:
         _warn_if_open(settings.broker.insecure, broker.address)
         server, worker = join_commands(broker.address)
         say(f"broker at {broker.address} | a server joins with: {server} | workers with: {worker}")
-        try:
-            await broker.serve()
-        finally:
-            broker.close()
-        return ending.code
+        return await _served(broker, ending)
 
     return _run(main, settings.broker.loop)
 
@@ -110,11 +108,7 @@ def run_server(settings: Settings, broker: str) -> int:
         ending = _Ending(server.stop)
         _warn_if_open(settings.server.insecure, server.address)
         say(f"server at {server.address} | its broker: {broker}")
-        try:
-            await server.serve()
-        finally:
-            server.close()
-        return ending.code
+        return await _served(server, ending)
 
     return _run(main, settings.server.loop)
 
@@ -139,6 +133,24 @@ class _Ending:
     def _received(self, name: str) -> None:
         self.code = SIGNAL_BASE + signal.Signals[name]
         self._stop(name)
+
+
+async def _served(role: Any, ending: _Ending) -> int:
+    """Serve until the end, and return the exit code.
+
+    Who was told to end has ended well, though it may have heard in the same moment that another
+    one, told so too, is gone.
+    """
+    try:
+        await role.serve()
+    except ZkvError:
+        # The signal's callback may be due in the loop's next turn.
+        await asyncio.sleep(0)
+        if not ending.code:
+            raise
+    finally:
+        role.close()
+    return ending.code
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, int]], loop: str) -> int:

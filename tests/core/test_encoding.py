@@ -15,8 +15,7 @@ from zkv.layout import Layout
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import from_payload
-from zkv_codecs.plan import plan
-from zkv_codecs.plan import Plan
+from zkv_codecs.plan import Plan, plan
 from zkv_workers.encoding import Encoder, Sealed
 from zkv_workers.packing import Packer
 
