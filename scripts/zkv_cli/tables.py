@@ -20,6 +20,9 @@ def as_text(status: Mapping[str, Any]) -> str:
         f"optimizer  {status['optimizer']}",
         f"version    {status['version']}, {status['keys']} keys",
     ]
+    codecs = [("up", status["codec"]), ("down", status["codec_down"])]
+    if any(text != "none" for _, text in codecs):
+        lines.append("codecs     " + ", ".join(f"{text} {way}" for way, text in codecs))
     if status["failed"]:
         lines.append(f"FAILED     {status['failed']}")
     if status["waiting"]:

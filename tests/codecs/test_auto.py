@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import adaptive_problem as problem
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,7 +218,6 @@ def clock(problem: Any, link: float) -> Any:
 @lru_cache(maxsize=1)
 def steps_of_fixed() -> dict[str, float]:
     """Steps that each candidate takes to the loss of dense training after STEPS steps, and 2 %."""
-    problem = pytest.importorskip("adaptive_problem")
     pytest.importorskip("sklearn")
     goal, found = math.inf, {}
     for codec in CANDIDATES:
@@ -234,7 +234,6 @@ def steps_of_fixed() -> dict[str, float]:
 
 def seconds_of_auto(link: float) -> tuple[float, set[str]]:
     """Return virtual seconds to the goal, and the codecs that the large keys end with."""
-    problem = pytest.importorskip("adaptive_problem")
     training, time = problem.Training(), clock(problem, link)
     large = {key: n for key, n in training.sizes.items() if n >= SMALL}
     state: dict[str | int, Key] = {key: Key(n, KERNELS) for key, n in large.items()}
@@ -267,7 +266,7 @@ def seconds_of_auto(link: float) -> tuple[float, set[str]]:
 def test_auto_takes_little_longer_than_the_best_fixed_codec(
     link: float, last: set[str] | None
 ) -> None:
-    problem = pytest.importorskip("adaptive_problem")
+    pytest.importorskip("sklearn")
     sizes = problem.Training().sizes
     fixed = {
         codec: steps_of_fixed()[codec] * clock(problem, link).step(sizes, for_keys(codec, sizes))

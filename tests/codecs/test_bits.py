@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
+import adaptive_problem as problem
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zkv_codecs.auto import CANDIDATES
 from zkv_codecs.bits import (
     CODECS,
     WIDTHS,
@@ -23,6 +25,7 @@ from zkv_codecs.bits import (
 )
 from zkv_codecs.bits_learned import Learned, best, expected_falls, step_seconds
 from zkv_codecs.bits_spec import controller, is_bits
+from zkv_codecs.spec import codec
 
 widths = st.sampled_from(WIDTHS)
 steps = st.integers(1, 50)
@@ -237,7 +240,6 @@ def by_bits(bits: int, sizes: dict[str, int]) -> dict[str, str]:
 @lru_cache(maxsize=1)
 def goal() -> float:
     """The loss of dense training after STEPS steps, and 2 %."""
-    problem = pytest.importorskip("adaptive_problem")
     dense = problem.Training()
     for _ in range(STEPS):
         dense.step(by_bits(32, dense.sizes))
@@ -247,7 +249,6 @@ def goal() -> float:
 def seconds_to_goal(one: BitController[Any], shuffled: int | None = None) -> float:
     """Virtual seconds until the loss of all samples is at the goal. `shuffled`: seed of a mutant
     that is told of a step drawn from all so far instead of the last."""
-    problem = pytest.importorskip("adaptive_problem")
     training, clock = problem.Training(), problem.Clock(LINK * problem.MBIT)
     chance, seen, state = np.random.default_rng(shuffled), [], one.start()
     while training.steps < 3 * STEPS:
@@ -287,3 +288,8 @@ def test_the_heuristic_is_nearer_to_the_best_fixed_width_than_to_dense() -> None
     pytest.importorskip("sklearn")
     dense = seconds_to_goal(Schedule(((0, 32),)))
     assert seconds_to_goal(Heuristic(every=5)) < (best_fixed() + dense) / 2
+
+
+def test_every_width_and_candidate_is_a_codec() -> None:
+    for text in (*CODECS.values(), *CANDIDATES):
+        assert codec(text).text == text

@@ -13,6 +13,8 @@ def status(**changes: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "broker": "tcp://127.0.0.1:5555",
         "policy": "bsp",
+        "codec": "none",
+        "codec_down": "none",
         "optimizer": "sgd:lr=0.01",
         "version": 7,
         "keys": 2,
@@ -63,3 +65,9 @@ def test_a_pass_before_its_first_draw_in_it_and_after_its_last(
 ) -> None:
     data = {"n": 10, "pass": 1, "passes": None, "coverage": coverage, "workers": workers}
     assert f"samples: {said}" in as_text(status(data=data))
+
+
+def test_codecs_are_told_where_there_are_any() -> None:
+    assert "codecs" not in as_text(status())
+    lines = as_text(status(codec="int8+ef;*.bias=none")).splitlines()
+    assert "codecs     int8+ef;*.bias=none up, none down" in lines
