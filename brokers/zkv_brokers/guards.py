@@ -10,7 +10,6 @@ from zkv.dtypes import Array, all_finite, narrow
 from zkv.errors import ProtocolError
 from zkv.wire import SEEDS, BlockSpec
 from zkv_brokers.store import Payload, Store, spans
-from zkv_codecs.feedback import Codec
 from zkv_codecs.frames import aligned, from_payload
 
 Problem = tuple[str | int, str]
@@ -31,9 +30,9 @@ def admit(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Pa
             sent = from_payload(
                 message.codec, message.form, aligned(payload), layout.shape(block), store.backend
             )
-            if Codec(sent.chain).lossy:
+            if sent.chain.stages:
                 return sent
-            # What is only packed is looked at like what is not.
+            # What was only packed, and is unpacked by now, is looked at like what never was.
             wide = sent.chain.decode(sent.packed, store.backend).values
         except ProtocolError as error:
             return first.key, str(error)

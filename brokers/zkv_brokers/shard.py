@@ -192,9 +192,9 @@ class Shard:
                         staleness(plain.get("staleness", "none")),
                     )
                 )
-                up, down = plain.get("codec", "none"), plain.get("codec_down", "none")
-                self.store.views.use(down_plan(down))
-                out.append(Prepare((plan(up), plan(down))))
+                down = down_plan(plain.get("codec_down", "none"))
+                self.store.views.use(down)
+                out.append(Prepare((plan(plain.get("codec", "none")), down)))
             case c.Epoch(members=members, kept=kept):
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))

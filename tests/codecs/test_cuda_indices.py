@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_arrays import orders
 from cuda_on_cpu import family
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies_codecs import orders
 
 from zkv.dtypes import Array
 from zkv_codecs.kernels import cuda_indices, numpy_indices

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cuda_arrays import float_arrays, orders
 from cuda_on_cpu import family
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies_codecs import float_arrays, orders
 
 from zkv.dtypes import Array
 
