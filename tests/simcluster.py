@@ -434,7 +434,7 @@ class Sim:
             grant = yield s.Begin
             if grant is None:
                 break
-            worker.encoder.use(grant.codec, grant.codec_down)
+            worker.encoder.use(grant.codec, grant.codec_down, grant.chosen)
             worker.state = state = BatchState(grant, 1.0 + rank, worker.encoder)
             worker.samples = grant.samples
             self._check_grant(grant, state)

@@ -100,6 +100,10 @@ class Finish(Frozen, frozen=True, tag=43):
     contribution: ContributionId
     grant: UInt
     weight: Weight
+    loss: float | None = None
+    """Of the batch, if the worker has told it; may be NaN or infinite."""
+    nbytes: UInt = 0
+    """Of its blocks as they travel."""
 
 
 class Withdraw(Frozen, frozen=True, tag=44):
@@ -148,6 +152,29 @@ class Status(Frozen, frozen=True, tag=50):
     token: UInt
 
 
+class Account(Frozen, frozen=True):
+    """What encoding one key has saved and cost one worker since it joined."""
+
+    kid: UInt
+    codec: Text
+    """The one in use."""
+    before: UInt
+    """Bytes of the gradients."""
+    after: UInt
+    """Bytes that travelled for them."""
+    encode_s: float
+    residual_norm: float
+    """Of what is kept back at present."""
+    why: Text = ""
+    """Why this codec, if it was chosen by measurement."""
+
+
+class Accounts(Frozen, frozen=True, tag=52):
+    """Worker to broker: what codecs have done; of the largest keys, if there are many."""
+
+    accounts: list[Account]
+
+
 # --- server to broker ------------------------------------------------------------------------
 
 
@@ -179,6 +206,13 @@ class Trouble(Frozen, frozen=True, tag=63):
     """Server to broker: this shard cannot go on."""
 
     reason: Text
+
+
+class Decoding(Frozen, frozen=True, tag=64):
+    """Server to broker: seconds spent on decoding since the start, for keys (kids) that cost
+    most."""
+
+    seconds: list[tuple[UInt, float]]
 
 
 # --- broker to worker ------------------------------------------------------------------------
@@ -237,6 +271,8 @@ class Granted(Frozen, frozen=True, tag=73):
     """How to encode the gradients (a plan of `zkv_codecs.plan`)."""
     codec_down: Text = "none"
     """How the values of later grants will come."""
+    chosen: Text = ""
+    """The codec that stands for `bits:...` in that plan for now; "" if the plan has none."""
 
 
 class Exhausted(Frozen, frozen=True, tag=78):
@@ -288,10 +324,12 @@ ForBroker = (
     | Leave
     | Change
     | Status
+    | Accounts
     | Held
     | Void
     | SquareSums
     | Trouble
+    | Decoding
 )
 Message = (
     ForBroker

@@ -44,6 +44,8 @@ class Arrival:
     number: int
     grant: int = 0
     weight: float = 0.0
+    loss: float | None = None
+    nbytes: int = 0
     finished: bool = False
     held: set[int] = field(default_factory=set)
     void: str = ""

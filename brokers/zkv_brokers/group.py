@@ -146,15 +146,14 @@ class Group:
         marks = self._over.get(incarnation)
         return marks is not None and grant in marks
 
-    def finish(
-        self, name: ContributionId, number: int, grant: int, weight: float, out: Decisions
-    ) -> None:
+    def finish(self, said: c.Finish, number: int, out: Decisions) -> None:
         """The worker says that it has sent all of a contribution."""
-        if self.is_over(name.incarnation, grant):
-            self._settle(name, -1, CANCELLED, out)
+        if self.is_over(said.contribution.incarnation, said.grant):
+            self._settle(said.contribution, -1, CANCELLED, out)
             return
-        arrival = self._arrival(name, number, grant)
-        arrival.finished, arrival.grant, arrival.weight = True, grant, weight
+        arrival = self._arrival(said.contribution, number, said.grant)
+        arrival.finished, arrival.grant, arrival.weight = True, said.grant, said.weight
+        arrival.loss, arrival.nbytes = said.loss, said.nbytes
         self._check(arrival, out)
 
     def held(
@@ -251,6 +250,8 @@ class Group:
         counted = self._counted(action)
         out.log(c.Commit(self.group, action.version, counted, square_sum))
         self.version = action.version
+        if self.rules.coding.widths is not None:
+            self.rules.coding.widths.updated([self.arrivals[one.contribution] for one in counted])
         for one in counted:
             book = self.tally(self.arrivals[one.contribution].number)
             book.applied += 1
@@ -383,8 +384,7 @@ class Group:
             kids=[],
             token=0,
             samples=samples,
-            codec=self.rules.codec,
-            codec_down=self.rules.codec_down,
+            **self.rules.coding.for_grants(),
         )
         out.tell(incarnation, message)
 

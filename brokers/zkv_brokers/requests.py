@@ -17,8 +17,6 @@ from zkv_brokers import reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
-from zkv_codecs.deltas import down_plan
-from zkv_codecs.plan import plan
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -95,8 +93,8 @@ def configuration(router: Router) -> c.Configure:
             "model": router.model_spec.to_plain(),
             "plain": router.plain_spec.to_plain(),
             "staleness": str(router.staleness),
-            "codec": router.codec.text,
-            "codec_down": router.codec_down.text,
+            "codec": router.coding.up.text,
+            "codec_down": router.coding.down.text,
             "policy": str(router.policy),
         }
     )
@@ -126,14 +124,11 @@ def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
                 router.groups.model.rules.staleness = router.staleness
             router.log_configuration(out)
         case "codec":
-            router.codec = plan(message.value)
-            if router.groups.model is not None:
-                router.groups.model.rules.codec = router.codec.text
+            router.coding.use_up(message.value)
             router.log_configuration(out)
         case "codec_down":
-            router.codec_down = down_plan(message.value)
+            router.coding.use_down(message.value)
             if router.groups.model is not None:
-                router.groups.model.rules.codec_down = router.codec_down.text
                 router.groups.model.holdings.forget()
             router.log_configuration(out)
         case other:
@@ -287,8 +282,7 @@ def status(router: Router) -> dict[str, Any]:
         "policy": str(router.policy),
         "optimizer": str(router.model_spec),
         "staleness": str(router.staleness),
-        "codec": router.codec.text,
-        "codec_down": router.codec_down.text,
+        **router.coding.plain(layout),
         "failed": router.failed.reason if router.failed is not None else None,
         "version": model.version if model is not None else 0,
         "log_entries": len(router.log),

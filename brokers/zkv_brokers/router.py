@@ -18,6 +18,7 @@ from zkv.staleness import staleness
 from zkv.wire import MODEL, SEEDS
 from zkv_brokers import requests
 from zkv_brokers.catalog import Catalog, Pending
+from zkv_brokers.coding import Coding
 from zkv_brokers.config import RouterConfig as RouterConfig
 from zkv_brokers.decisions import Decisions, Pins
 from zkv_brokers.door import Door
@@ -36,8 +37,6 @@ from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
 from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
-from zkv_codecs.deltas import down_plan
-from zkv_codecs.plan import plan
 
 
 class Router:
@@ -51,8 +50,8 @@ class Router:
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
-        self.codec = plan(config.codec)
-        self.codec_down = down_plan(config.codec_down)
+        self.hub = Hub(instance, resend_s=config.link_resend_s)
+        self.coding = Coding(config.codec, config.codec_down, lambda: self.hub.now)
         self.groups = Groups(
             self.layout,
             self.catalog,
@@ -61,7 +60,6 @@ class Router:
             Pins(config.versions_pinned_max),
             self._prepare,
         )
-        self.hub = Hub(instance, resend_s=config.link_resend_s)
         self.log = Log(keep=config.keep_log)
         self.failed: c.Fatal | None = None
         self.door = Door(self)
@@ -197,9 +195,9 @@ class Router:
             case c.Plain(key=key):
                 # `Regrouped` is the answer; a reply would end the push that asked, unsettled.
                 self.groups.make_plain(self.layout.kid(key), out)
-            case c.Finish(contribution=name, grant=grant, weight=weight):
+            case c.Finish(contribution=name, grant=grant):
                 requests.check_finish(self.groups[name.group], name, worker, grant)
-                self.groups[name.group].finish(name, worker.number, grant, weight, out)
+                self.groups[name.group].finish(message, worker.number, out)
                 self._settle_leavers(out)
             case c.Withdraw(contribution=name, grant=grant):
                 requests.check_owner(name, worker)
@@ -209,6 +207,8 @@ class Router:
                     self.groups[number].received(worker.incarnation, grant, out)
             case c.Pull():
                 requests.pull(self, worker, message, out)
+            case c.Accounts(accounts=accounts):
+                self.coding.told(worker.incarnation, accounts)
             case c.Barrier(token=token, number=number):
                 worker.barrier, worker.barrier_token = number, token
                 self.groups.begun.discard(worker.incarnation)
@@ -240,6 +240,8 @@ class Router:
                     self._settle_leavers(out)
             case c.SquareSums():
                 self.groups[message.group].square_sums(server.index, message, out)
+            case c.Decoding(seconds=seconds):
+                self.coding.decoding(server.index, seconds)
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
                 self._fail("ServerLost", f"{server} stopped: {reason}")
             case _:
@@ -284,8 +286,7 @@ class Router:
             capacity=requests.capacity(self),
             clips=self.model_spec.clip_global_norm is not None,
             staleness=self.staleness,
-            codec=self.codec.text,
-            codec_down=self.codec_down.text,
+            coding=self.coding,
         )
 
     def _begin(self, out: Decisions) -> None:
@@ -317,6 +318,7 @@ class Router:
         self.members.remove(worker)
         self._told.pop(worker.incarnation, None)
         self.log_epoch(out)
+        self.coding.left(worker.incarnation)
         self.catalog.lost(worker.incarnation, self.config.servers, self.model_spec, out)
         self.groups.leave(worker, out)
         short = "" if worker.leaving or worker.hello.observer else self.members.shortage()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zkv.staleness import Staleness
+from zkv_brokers.coding import Coding
 
 
 @dataclass(slots=True)
@@ -16,7 +17,5 @@ class Rules:
     clips: bool = False
     """Whether commits need the gradient's norm over all shards first."""
     staleness: Staleness = field(default_factory=Staleness)
-    codec: str = "none"
-    """How workers encode their gradients, for grants to come."""
-    codec_down: str = "none"
-    """How servers encode what grants send."""
+    coding: Coding = field(default_factory=Coding)
+    """How workers encode their gradients, and servers what grants send."""

@@ -135,6 +135,9 @@ class Auto:
     def __post_init__(self) -> None:
         if not self.candidates or len(set(self.candidates)) != len(self.candidates):
             raise ValueError(f"auto: candidates {self.candidates}: name some, each once")
+        for text in self.candidates:
+            if spec.codec(text).chain.is_vote:
+                raise ValueError(f"auto: candidates {text}: votes and gradients cannot be summed")
         _check("auto", owed=self.owed, lost=self.lost, margin=self.margin)
 
     @property

@@ -133,6 +133,11 @@ class BitController(ABC, Generic[S]):
     """Chooses a width from what was observed: a frozen dataclass, equal if its parameters are."""
 
     @property
+    def needs_loss(self) -> bool:
+        """Whether steps whose loss nobody has told are of no use."""
+        return True
+
+    @property
     @abstractmethod
     def text(self) -> str:
         """What `zkv_codecs.bits_spec.controller` reads as this controller."""
@@ -170,6 +175,11 @@ class Schedule(BitController[BitState]):
             if bits not in WIDTHS:
                 widths = ", ".join(map(str, WIDTHS))
                 raise ValueError(f"bits: {bits}@{step}: no such width; there are {widths}")
+
+    @property
+    def needs_loss(self) -> bool:
+        """See `BitController.needs_loss`: steps are only counted."""
+        return False
 
     @property
     def text(self) -> str:

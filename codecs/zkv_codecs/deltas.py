@@ -38,7 +38,12 @@ def down_plan(text: str) -> Plan:
         ValueError: no plan, or a codec of it cannot carry deltas; the text says why.
     """
     chosen = plan(text)
-    for one in (chosen.codec, *(codec for _, codec in chosen.exceptions)):
+    if chosen.adaptive is not None:
+        raise ValueError(
+            f"codec_down {chosen.adaptive.text}: what adapts does so by gradients; choose a codec "
+            "for parameters, such as int8"
+        )
+    for one in chosen.codecs():
         if type(one) is not Codec:
             raise ValueError(
                 f"codec_down {one.text}: versioned deltas are error feedback by themselves; "

@@ -1,16 +1,23 @@
 """Which key is sent with which codec: one for all, exceptions by pattern, small tensors dense.
 
-As text: `topk:0.01+int8+ef;*.bias=none;small=1024;nonfinite=skip`.
+As text: `topk:0.01+int8+ef;*.bias=none;small=1024;nonfinite=skip`. In place of the codec for all
+may stand one of two that adapt while training goes on: `auto`, which chooses for each key
+(`zkv_codecs.auto`), or `bits:...`, which chooses one width for all (`zkv_codecs.bits`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from zkv.layout import Layout, size_of
 from zkv.wire import BlockSpec
+from zkv_codecs import bits_spec
+from zkv_codecs.auto import Auto, auto, is_auto
 from zkv_codecs.backend import Backend
+from zkv_codecs.bits import CODECS, BitController
 from zkv_codecs.feedback import Codec
 from zkv_codecs.frames import warm
 from zkv_codecs.spec import codec
@@ -30,12 +37,15 @@ class Plan:
     sent dense unless an exception names them. `nonfinite` says what happens to a NaN or Inf in a
     gradient for a lossy codec: "raise" (the push is refused), "skip" (the key counts as not pushed)
     or "zero" (those elements count as 0).
+
+    `adaptive` is what chooses in place of `codec`, which is then where it starts.
     """
 
     codec: Codec = field(default_factory=Codec)
     exceptions: tuple[tuple[str, Codec], ...] = ()
     small: int = SMALL
     nonfinite: str = "raise"
+    adaptive: Auto | BitController[Any] | None = None
 
     def __post_init__(self) -> None:
         if self.nonfinite not in NONFINITE:
@@ -46,7 +56,7 @@ class Plan:
     @property
     def text(self) -> str:
         """What `plan` reads as this plan."""
-        parts = [self.codec.text]
+        parts = [self.codec.text if self.adaptive is None else self.adaptive.text]
         parts += [f"{pattern}={one.text}" for pattern, one in self.exceptions]
         if self.small != SMALL:
             parts.append(f"small={self.small}")
@@ -56,14 +66,30 @@ class Plan:
 
     def warm(self, backend: Backend) -> None:
         """Load the kernels that these codecs need."""
-        for one in (self.codec, *(one for _, one in self.exceptions)):
+        for one in self.codecs():
             warm(one.chain, backend)
+
+    def codecs(self) -> Iterator[Codec]:
+        """Yield all codecs that may be used, some perhaps twice."""
+        match self.adaptive:
+            case None:
+                yield self.codec
+            case Auto(candidates=texts):
+                yield from map(codec, texts)
+            case _:
+                yield from map(codec, CODECS.values())
+        yield from (one for _, one in self.exceptions)
+
+    def _exception(self, key: str | int) -> Codec | None:
+        return next(
+            (one for pattern, one in self.exceptions if fnmatchcase(str(key), pattern)), None
+        )
 
     def for_key(self, key: str | int, size: int) -> Codec:
         """Return the codec of a key of `size` elements."""
-        for pattern, one in self.exceptions:
-            if fnmatchcase(str(key), pattern):
-                return one
+        special = self._exception(key)
+        if special is not None:
+            return special
         return self.codec if size >= self.small else NONE
 
     def for_block(self, layout: Layout, block: BlockSpec) -> Codec:
@@ -76,14 +102,25 @@ class Plan:
             return NONE
         specs = [layout.entries[kid].spec for kid in block.kids]
         codecs = {self.for_key(spec.key, size_of(spec)) for spec in specs}
-        if len(codecs) != 1:
-            return NONE
-        (codec,) = codecs
-        mixes = any(stage.kind in ("sparsify", "lowrank") for stage in codec.chain.stages)
-        return NONE if mixes and len(block.segments) > 1 else codec
+        return suited(codecs.pop(), block) if len(codecs) == 1 else NONE
+
+    def adapts(self, layout: Layout, block: BlockSpec) -> bool:
+        """Whether a block's codec is the one that `adaptive` chooses."""
+        if self.adaptive is None or not block.segments or not layout.dtype(block).floating:
+            return False
+        specs = [layout.entries[kid].spec for kid in block.kids]
+        return all(
+            size_of(spec) >= self.small and self._exception(spec.key) is None for spec in specs
+        )
 
 
 NONE = Codec()
+
+
+def suited(codec: Codec, block: BlockSpec) -> Codec:
+    """Return the codec, or `NONE` if it would choose among the elements of unlike keys."""
+    mixes = any(stage.kind in ("sparsify", "lowrank") for stage in codec.chain.stages)
+    return NONE if mixes and len(block.segments) > 1 else codec
 
 
 def plan(text: str) -> Plan:
@@ -113,4 +150,13 @@ def plan(text: str) -> Plan:
     if not (small.isascii() and small.isdigit() and len(small) <= 12):
         raise ValueError(f"codec: small={small!r}: give a count of elements, as in small=1024")
     nonfinite = options.get("nonfinite", "raise")
-    return Plan(codec(first), tuple(exceptions), int(small), nonfinite)
+    adaptive: Auto | BitController[Any] | None = None
+    start = NONE
+    if is_auto(first):
+        adaptive = auto(first)
+    elif bits_spec.is_bits(first):
+        adaptive = bits_spec.controller(first)
+        start = codec(adaptive.start().codec)
+    else:
+        start = codec(first)
+    return Plan(start, tuple(exceptions), int(small), nonfinite, adaptive)

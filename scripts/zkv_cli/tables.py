@@ -9,6 +9,8 @@ from zkv_cli.report import bytes_text
 
 SERVER_COLUMNS = ("server", "address", "host", "pid", "holds", "heard")
 WORKER_COLUMNS = ("worker", "name", "host", "pid", "clock", "heard", "waits for")
+CODEC_COLUMNS = ("key", "codec", "before", "after", "encoding", "decoding", "kept back", "why")
+KEYS_SHOWN = 20
 SAMPLE_COLUMNS = ("worker", "counted", "part", "skipped", "returned")
 
 
@@ -23,6 +25,8 @@ def as_text(status: Mapping[str, Any]) -> str:
     codecs = [("up", status["codec"]), ("down", status["codec_down"])]
     if any(text != "none" for _, text in codecs):
         lines.append("codecs     " + ", ".join(f"{text} {way}" for way, text in codecs))
+    if status["codec_chosen"]:
+        lines.append(f"           now {status['codec_chosen']}: {status['codec_why']}")
     if status["failed"]:
         lines.append(f"FAILED     {status['failed']}")
     if status["waiting"]:
@@ -33,6 +37,8 @@ def as_text(status: Mapping[str, Any]) -> str:
     lines += ["", f"workers: {len(status['workers'])}"]
     if status["workers"]:
         lines += table(WORKER_COLUMNS, [_worker_row(one) for one in status["workers"]])
+    if status["codecs"]:
+        lines += ["", *_codecs(status["codecs"])]
     if status["data"]:
         lines += ["", *_samples(status["data"])]
     return "\n".join(lines)
@@ -79,6 +85,28 @@ def _samples(data: Mapping[str, Any]) -> list[str]:
     ]
     head = f"samples: pass {data['pass']} {passes}, {settled:.1%} of {data['n']} settled"
     return [head, *table(SAMPLE_COLUMNS, rows)] if rows else [head]
+
+
+def _codecs(keys: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each key that codecs have encoded, the largest ones."""
+    before, after = (sum(one[name] for one in keys) for name in ("bytes_before", "bytes_after"))
+    rows = [
+        (
+            str(one["key"]),
+            "/".join(one["codecs"]),
+            bytes_text(one["bytes_before"]),
+            bytes_text(one["bytes_after"]),
+            f"{one['encode_s']:.3g} s",
+            f"{one['decode_s']:.3g} s",
+            f"{one['residual_norm']:.3g}",
+            one["why"].partition(": ")[2] or "-",
+        )
+        for one in keys[:KEYS_SHOWN]
+    ]
+    head = f"codecs: {bytes_text(before)} of gradients were sent as {bytes_text(after)}"
+    more = len(keys) - len(rows)
+    rest = [f"and {more} smaller keys: zkv status --json"] if more > 0 else []
+    return [head, *table(CODEC_COLUMNS, rows), *rest]
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

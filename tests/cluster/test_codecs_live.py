@@ -224,4 +224,4 @@ async def test_stats_and_status_say_what_a_codec_saves() -> None:
         assert rows["w"]["bytes_after"] == 5000 + 4 * 20
         assert worker.stats()["bytes_up"] == 20_000 + 16 + 5080 + 16
         assert (await worker.status())["codec"] == "int8+ef"
-        assert model(made).rules.codec == "int8+ef"
+        assert model(made).rules.coding.up.text == "int8+ef"

@@ -9,51 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from single_blocks import SIZE, layout, received, spec
 
 from zkv.errors import PushRefused
-from zkv.layout import Layout
-from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
 from zkv_codecs.backend import NUMPY
-from zkv_codecs.frames import from_payload
 from zkv_codecs.plan import Plan, plan
-from zkv_workers.encoding import Encoder, Sealed
+from zkv_workers.encoding import Encoder
 from zkv_workers.packing import Packer
 
 Array = np.ndarray[Any, Any]
-SIZE = 600
-
-
-def layout(*keys: KeySpec, bucket: bool = False) -> Layout:
-    """Each key in a block of its own, or all in one."""
-    made = Layout()
-    entries = [KeyEntry(kid, spec) for kid, spec in enumerate(keys)]
-    sizes = [int(np.prod(spec.shape, dtype=np.int64)) for spec in keys]
-    parts = [Segment(kid, 0, size) for kid, size in enumerate(sizes)]
-    blocks = (
-        [BlockSpec(0, 0, parts)]
-        if bucket
-        else [BlockSpec(kid, 0, [part]) for kid, part in enumerate(parts)]
-    )
-    made.add(entries, blocks)
-    return made
-
-
-def spec(key: str | int, size: int = SIZE, dtype: str = "float32") -> KeySpec:
-    return KeySpec(key, dtype, (size,))
 
 
 def encoder(text: str) -> Encoder:
     made = Encoder(seed=3, backend=NUMPY)
     made.use(text)
     return made
-
-
-def received(sealed: Sealed, shape: tuple[int, ...] = (SIZE,)) -> Array:
-    if sealed.form is None:
-        return sealed.payload
-    there = from_payload(sealed.codec, sealed.form, sealed.payload, shape)
-    values: Array = there.chain.decode(there.packed, NUMPY).values
-    return values
 
 
 def gradients(seed: int, count: int) -> Array:

@@ -15,6 +15,9 @@ def status(**changes: Any) -> dict[str, Any]:
         "policy": "bsp",
         "codec": "none",
         "codec_down": "none",
+        "codec_chosen": "",
+        "codec_why": "",
+        "codecs": [],
         "optimizer": "sgd:lr=0.01",
         "version": 7,
         "keys": 2,
@@ -71,3 +74,43 @@ def test_codecs_are_told_where_there_are_any() -> None:
     assert "codecs" not in as_text(status())
     lines = as_text(status(codec="int8+ef;*.bias=none")).splitlines()
     assert "codecs     int8+ef;*.bias=none up, none down" in lines
+
+
+def account(key: str, **changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "key": key,
+        "codec": "int8+ef",
+        "codecs": ["int8+ef"],
+        "bytes_before": 400_000,
+        "bytes_after": 104_000,
+        "encode_s": 0.0123,
+        "decode_s": 0.0,
+        "residual_norm": 0.5,
+        "why": "",
+    }
+    return plain | changes
+
+
+def test_each_key_that_a_codec_encodes_has_a_line() -> None:
+    why = "'w' (100 elements): int8+ef, 0.001 s a step, against 0.3 s with none"
+    text = as_text(status(codec="auto", codecs=[account("w", why=why), account("b")]))
+    assert text.splitlines()[-4:] == [
+        "codecs: 800 kB of gradients were sent as 208 kB",
+        "key  codec    before  after   encoding  decoding  kept back  why",
+        "w    int8+ef  400 kB  104 kB  0.0123 s  0 s       0.5        int8+ef, 0.001 s a step, "
+        "against 0.3 s with none",
+        "b    int8+ef  400 kB  104 kB  0.0123 s  0 s       0.5        -",
+    ]
+
+
+def test_of_many_keys_the_largest_have_a_line() -> None:
+    lines = as_text(status(codecs=[account(str(n)) for n in range(23)])).splitlines()
+    assert lines[-1] == "and 3 smaller keys: zkv status --json"
+    assert lines[-2].startswith("19 ")
+
+
+def test_the_width_of_all_is_told_with_its_reason() -> None:
+    text = as_text(
+        status(codec="bits:heuristic", codec_chosen="int8+ef", codec_why="8 bits since step 10.")
+    )
+    assert "codecs     bits:heuristic up, none down\n           now int8+ef: 8 bits since" in text

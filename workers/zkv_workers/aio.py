@@ -114,7 +114,7 @@ class AsyncWorker:
         self._made.cancelled = self._running.cancel
         try:
             self._member = await self._made.call(s.Join)
-            self._encoder.seed = self._member.number
+            faces.prepare(self._encoder, self._made, self._member)
         except BaseException:
             self._made.close()
             raise
@@ -179,10 +179,11 @@ class AsyncWorker:
         waiting = Clock(self._ledger, "wait_s")
         grant: s.Grant | None = await self._driver.call(s.Begin)
         waiting.stop()
-        known = (self._encoder.text, self._encoder.down)
-        if grant is not None and (grant.codec, grant.codec_down) != known:
-            # Kernels that were never compiled on this machine take seconds.
-            await asyncio.to_thread(self._encoder.use, grant.codec, grant.codec_down)
+        if grant is not None:
+            codecs = (grant.codec, grant.codec_down, grant.chosen)
+            if not self._encoder.uses(*codecs):
+                # Kernels that were never compiled on this machine take seconds.
+                await asyncio.to_thread(self._encoder.use, *codecs)
         return grant
 
     def local(self, h: int) -> AsyncLocal:
@@ -246,6 +247,8 @@ class AsyncWorker:
         more."""
         if self._made is None:
             return
+        if (report := faces.last_accounts(self._encoder, self._made)) is not None:
+            self._made.feed(report)
         future = self._made.call(s.Leave)
         for _ in range(round(faces.LEAVE_TIMEOUT_S / faces.LEAVE_LOOK_S)):
             await asyncio.wait({future}, timeout=faces.LEAVE_LOOK_S)

@@ -123,6 +123,14 @@ class AnyBatch:
         rounds; default: how many samples it has from `worker.batches`)."""
         self._open.weight = check_weight(weight)
 
+    def set_loss(self, loss: float) -> None:
+        """Say the loss of this batch, before the block is left.
+
+        What adapts the precision by the loss (`codec="bits:learned"`) listens to it; nothing else
+        does.
+        """
+        self._open.loss = float(loss)
+
     @property
     def outcome(self) -> str:
         """How the batch stands.
@@ -185,7 +193,8 @@ class AnyBatch:
                 "worker.batches(data), not from worker.batch(), and those of local rounds from "
                 "local.batches(data)"
             )
-        self._encoder.use(grant.codec, grant.codec_down)
+        self._encoder.use(grant.codec, grant.codec_down, grant.chosen)
+        self._encoder.begin()
         self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
 
     def _begin(self) -> None:
@@ -203,4 +212,6 @@ class AnyBatch:
             for bid, sealed in state.packer.rest():
                 self._feed(s.SendBlock(state.number, bid, sealed))
         skipped = state.packer.skipped()
-        return lambda token: s.Finish(token, state.number, state.weight, skipped)
+        if accounts := self._encoder.due(state.layout):
+            self._feed(s.Report(accounts))
+        return lambda token: s.Finish(token, state.number, state.weight, skipped, state.loss)

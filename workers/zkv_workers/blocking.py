@@ -94,7 +94,7 @@ class Worker:
         try:
             self._driver: Driver = self._on_loop(lambda: self._make_driver(route))
             self._member: s.Membership = self._call(s.Join)
-            self._encoder.seed = self._member.number
+            faces.prepare(self._encoder, self._driver, self._member)
         except BaseException:
             self._left = True
             self._stop()
@@ -321,6 +321,8 @@ class Worker:
         more."""
         if self._left or os.getpid() != self._pid:
             return
+        if (report := faces.last_accounts(self._encoder, self._driver)) is not None:
+            self._feed(report)
         future = self._start(s.Leave)
         self._left = True
         for _ in range(round(faces.LEAVE_TIMEOUT_S / faces.LEAVE_LOOK_S)):

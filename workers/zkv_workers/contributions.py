@@ -99,6 +99,7 @@ class Contributions:
         """Send one block of the current batch; of a cancelled one, nothing."""
         grant = self.cycle.grant_of(batch)
         if grant is not None:
+            self.cycle.nbytes += sealed.payload.nbytes
             self.uploads.push(self.name(MODEL, batch), grant, bid, sealed, self.index)
 
     def finish(self, event: s.Finish) -> None:
@@ -110,8 +111,10 @@ class Contributions:
             self._answer(event.token, CANCELLED)
             return
         self.cycle.finish()
-        name = self.name(MODEL, event.batch)
-        self._conclude(name, grant, event.weight, event.skipped, event.token)
+        finish = c.Finish(
+            self.name(MODEL, event.batch), grant, event.weight, event.loss, self.cycle.nbytes
+        )
+        self._conclude(finish, event.skipped, event.token)
 
     def withdraw(self, batch: int) -> None:
         """Nothing of the current batch counts; its grant serves the next one."""
@@ -122,19 +125,13 @@ class Contributions:
             self._link.send(c.Withdraw(name, grant))
             self.cycle.withdraw()
 
-    def _conclude(
-        self,
-        name: ContributionId,
-        grant: int,
-        weight: float,
-        skipped: tuple[int, ...],
-        token: int,
-    ) -> None:
+    def _conclude(self, finish: c.Finish, skipped: tuple[int, ...], token: int) -> None:
         """Say to every server of the group, and to the broker, that a contribution is complete."""
-        self.uploads.conclude(name, grant, weight, skipped, self.index)
+        name, grant = finish.contribution, finish.grant
+        self.uploads.conclude(name, grant, finish.weight, skipped, self.index)
         samples = self.cycle.samples if name.group == MODEL else 0
         self._open[name.group, name.batch] = _Open(name, grant, token, self.cycle.version, samples)
-        self._link.send(c.Finish(name, grant, weight))
+        self._link.send(finish)
 
     # --- plain pushes ------------------------------------------------------------------------
 
@@ -162,7 +159,7 @@ class Contributions:
         values = {self._layout.entries[kid].spec.key: push.value}
         for bid, payload in cut(self._layout, self._layout.blocks_in(group), values).items():
             self.uploads.push(name, grant, bid, Sealed(payload), self.index)
-        self._conclude(name, grant, push.weight, (), push.token)
+        self._conclude(c.Finish(name, grant, push.weight), (), push.token)
 
     # --- what the broker says ----------------------------------------------------------------
 

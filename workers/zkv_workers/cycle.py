@@ -27,6 +27,8 @@ class Cycle:
     """The model version that the current batch computes on."""
     samples: int = 0
     """How many samples of the pool the current batch computes on."""
+    nbytes: int = 0
+    """What was sent of the current batch."""
     _granted: c.Granted | None = None
     _blocks: Mapping[int, Array] = field(default_factory=dict)
     _complete: bool = False
@@ -48,7 +50,7 @@ class Cycle:
         self.token = 0
         self.batch += 1
         self.current = (self.batch, granted.grant)
-        self.version = granted.version
+        self.version, self.nbytes = granted.version, 0
         where = granted.samples
         self.samples = 0 if where is None else where.stop - where.start
         return token, Grant(
@@ -63,11 +65,17 @@ class Cycle:
             samples=where,
             codec=granted.codec,
             codec_down=granted.codec_down,
+            chosen=granted.chosen,
         )
 
     def grant_of(self, batch: int) -> int | None:
         """Return the grant of the batch that is being computed; None if it was cancelled."""
         return self.current[1] if self.current is not None and self.current[0] == batch else None
+
+    def give_up(self, token: int) -> None:
+        """The call with this token does not wait for the next batch any more."""
+        if token == self.token:
+            self.token = 0
 
     def finish(self) -> None:
         """The batch is finished, its grant used up."""

@@ -18,6 +18,7 @@ from zkv.wire import split_route
 from zkv_net import loop as net
 from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_address
 from zkv_workers import signals as s
+from zkv_workers.choosing import Traffic
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.session import Session
 
@@ -59,6 +60,11 @@ class Driver:
         """For how long nothing was heard of the broker, in seconds."""
         heard = self.session.heard
         return self._loop.time() - (self._made_at if heard is None else heard)
+
+    def traffic(self) -> Traffic:
+        """Return what this worker's links have carried so far; may be called on any thread."""
+        up, down = self.session.uploads, self.session.downloads
+        return Traffic(up.bytes_arrived, up.busy_s, down.bytes_received, down.model_s)
 
     # --- calls -------------------------------------------------------------------------------
 

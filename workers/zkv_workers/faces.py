@@ -118,6 +118,20 @@ def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key
     return key, stored_view(array, dtype_of(array)).copy(), check_weight(weight)
 
 
+def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:
+    """Tell a worker's encoder who it encodes for."""
+    encoder.seed = member.number
+    welcome = driver.session.member
+    encoder.decoders = max(1, member.world) / max(1, len(welcome.servers) if welcome else 1)
+    encoder.traffic = driver.traffic
+
+
+def last_accounts(encoder: Encoder, driver: Driver) -> s.Report | None:
+    """Return what the broker is still to be told of codecs when a worker leaves."""
+    accounts = encoder.latest(driver.session.layout)
+    return s.Report(accounts) if accounts else None
+
+
 def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
     """Return a worker's figures as plain data: counts, seconds, bytes.
 

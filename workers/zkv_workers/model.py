@@ -119,10 +119,11 @@ class BatchState:
         self.slowest = grant.slowest
         self.fastest = grant.fastest
         self.weight = weight
+        self.loss: float | None = None
         self.cancelled = False
         self.began = time.monotonic()
         self._params: dict[Key, Array] | None = None
-        self._layout = layout
+        self.layout = layout
         self._kids = kids
         self._blocks = grant.blocks
         self.packer = Packer(layout, kids, encoder, grant.batch)
@@ -135,7 +136,7 @@ class BatchState:
         """
         self.check()
         if self._params is None:
-            self._params = unpack(self._layout, self._kids, self._blocks)
+            self._params = unpack(self.layout, self._kids, self._blocks)
         return self._params
 
     def check(self) -> None:

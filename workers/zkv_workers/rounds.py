@@ -30,6 +30,8 @@ class Round:
         """Whether it has drawn samples: then it counts with all of its local batches or not."""
         self.done = 0
         self.weight = 0.0
+        self.losses: list[tuple[float, float]] = []
+        """Of the local batches that have told one, with their weights."""
         self.start: dict[Key, Array] = {}
         # A round that is cancelled before it has begun says so inside a block, which swallows it.
         with contextlib.suppress(Cancelled):
@@ -43,6 +45,9 @@ class Round:
     def contribute(self) -> None:
         """Push start − end of every trained key; the weight is all that the round has seen."""
         self.batch.set_weight(self.weight)
+        if self.losses:
+            weight = sum(weight for weight, _ in self.losses) or 1.0
+            self.batch.set_loss(sum(part * loss for part, loss in self.losses) / weight)
         pushed: set[int] = set()
         for key, end in self.batch.params.items():
             if end.dtype.kind in "iu" or id(end) in pushed:
@@ -92,6 +97,10 @@ class AnyLocalBatch:
     def pass_number(self) -> int:
         """The pass over the data that these samples belong to, from 1."""
         return self._dealt[0].batch.pass_number
+
+    def set_loss(self, loss: float) -> None:
+        """Say the loss of this local batch (see `Batch.set_loss`); the round's is their mean."""
+        self._open.losses.append((self._weight, float(loss)))
 
     @property
     def _dealt(self) -> Part:

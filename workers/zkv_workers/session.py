@@ -101,11 +101,12 @@ class Session:
                 self.made.finish(event)
             case s.Withdraw(batch):
                 self.made.withdraw(batch)
+            case s.Report(accounts):
+                self._link.send(c.Accounts(accounts))
             case s.GiveUp(token):
                 self.requests.close(token)
                 self.pulls.drop(token)
-                if token == self.made.cycle.token:
-                    self.made.cycle.token = 0
+                self.made.cycle.give_up(token)
             case _:
                 self._call(event)
 

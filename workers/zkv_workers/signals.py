@@ -78,6 +78,15 @@ class Finish:
     batch: int
     weight: float
     skipped: tuple[int, ...]
+    loss: float | None = None
+    """Of the batch, if it was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the broker what codecs have done."""
+
+    accounts: list[c.Account]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,7 @@ Input = (
     | Begin
     | SendBlock
     | Finish
+    | Report
     | Withdraw
     | PushPlain
     | Pull
@@ -207,6 +217,8 @@ class Grant:
     """How to encode the gradients."""
     codec_down: str = "none"
     """How the values of later grants will come."""
+    chosen: str = ""
+    """The codec that stands for `bits:...` in that plan for now."""
 
 
 @dataclass(frozen=True, slots=True)

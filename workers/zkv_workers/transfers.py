@@ -61,6 +61,11 @@ class Uploads:
         self._resend_s = resend_s
         self._windows: dict[int, Window[SendData]] = {}
         self.bytes_sent = 0
+        self.bytes_arrived = 0
+        """Acknowledged ones."""
+        self.busy_s = 0.0
+        """Seconds in which something was on its way, up to the last acknowledgement."""
+        self._busy_since: float | None = None
 
     def _window(self, server: int) -> Window[SendData]:
         if server not in self._windows:
@@ -111,8 +116,17 @@ class Uploads:
     def acknowledged(self, message: d.Ack, now: float) -> None:
         """A server has these."""
         window = self._window(message.server)
+        before = window.in_flight
         for name, bid in message.items:
             window.acknowledge((name, bid), now)
+        self.bytes_arrived += before - window.in_flight
+        if self._busy_since is not None:
+            self.busy_s += now - self._busy_since
+        self._busy_since = now if self._is_busy else None
+
+    @property
+    def _is_busy(self) -> bool:
+        return any(window.in_flight for window in self._windows.values())
 
     def forget(self, name: ContributionId) -> None:
         """The contribution is settled: nobody needs its frames any more."""
@@ -122,10 +136,15 @@ class Uploads:
             }
             if names:
                 window.forget(names)
+        if not self._is_busy:
+            self._busy_since = None
 
     def ready(self, now: float) -> list[SendData]:
         """Return what may be sent now."""
-        return [item for window in self._windows.values() for item in window.ready(now)]
+        ready = [item for window in self._windows.values() for item in window.ready(now)]
+        if self._busy_since is None and self._is_busy:
+            self._busy_since = now
+        return ready
 
     @property
     def idle(self) -> bool:
