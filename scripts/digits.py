@@ -60,6 +60,7 @@ with zkv.connect() as worker:  # ZKV_BROKER, RANK and WORLD_SIZE come from the e
             with worker.batch(weight=len(some)) as batch:
                 p = {key: xp.asarray(value) for key, value in batch.params.items()}
                 loss = backward(p, x[some], y[some], batch.push)
+                batch.set_loss(loss)
                 report["loss"].append((time.time(), loss))
     worker.barrier()  # Every update is committed: what rank 0 pulls is the final model.
     if worker.rank == 0:
