@@ -40,7 +40,7 @@ from zkv_codecs.plan import plan
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Encoder, Sealed
-from zkv_workers.model import BatchState, specs_of
+from zkv_workers.model import BatchState, Running, specs_of
 from zkv_workers.packing import unpack
 from zkv_workers.session import Session
 
@@ -101,7 +101,7 @@ class SimWorker:
     program: Program | None = None
     alive: bool = True
     waiting: int = 0
-    state: BatchState | None = None
+    running: Running = field(default_factory=Running)
     encoder: Encoder = field(default_factory=Encoder)
     samples: c.Samples | None = None
     sleeping: int = 0
@@ -335,8 +335,7 @@ class Sim:
                 case s.Fail(token, error):
                     self.later(0.0, lambda t=token, e=error: self._answered(route, worker, t, e))
                 case s.CancelBatch(batch):
-                    if worker.state is not None and worker.state.number == batch:
-                        worker.state.cancelled = True
+                    worker.running.cancel(batch)
                 case s.Narrate(_, text):
                     self.notes.append(f"{self.now:.2f} {route!r}: {text}")
 
@@ -435,9 +434,12 @@ class Sim:
             if grant is None:
                 break
             worker.encoder.use(grant.codec, grant.codec_down, grant.chosen)
-            worker.state = state = BatchState(grant, 1.0 + rank, worker.encoder)
+            state = worker.running.add(BatchState(grant, 1.0 + rank, worker.encoder))
             worker.samples = grant.samples
-            self._check_grant(grant, state)
+            if missing := state.missing():
+                yield lambda token, batch=grant.batch, kids=missing: s.Await(token, batch, kids)
+            if not state.cancelled:
+                self._check_grant(grant, state)
             yield options.compute_s[rank % len(options.compute_s)] * (0.5 + self.rng.random())
             try:
                 self._push(route, worker, rank, state)

@@ -29,6 +29,9 @@ class Layout:
     blocks_of_key: dict[int, list[int]] = field(default_factory=dict)
     group_of: dict[int, int] = field(default_factory=dict)
     _copy: Layout | None = None
+    _kids_in: dict[int, list[int]] = field(default_factory=dict, compare=False)
+    _blocks_in: dict[int, list[BlockSpec]] = field(default_factory=dict, compare=False)
+    """What was found of groups since the last change: batches ask for it thousands of times."""
 
     def snapshot(self) -> Layout:
         """Return a copy that stays as it is, for another thread (the same one until a change)."""
@@ -42,6 +45,11 @@ class Layout:
             )
         return self._copy
 
+    def _changed(self) -> None:
+        self._copy = None
+        self._kids_in.clear()
+        self._blocks_in.clear()
+
     def add(self, entries: Sequence[KeyEntry], blocks: Sequence[BlockSpec]) -> None:
         """Add the keys and blocks of one initialisation; adding them again changes nothing.
 
@@ -50,7 +58,7 @@ class Layout:
         """
         fresh = [block for block in blocks if block.bid not in self.blocks]
         self._check(entries, fresh)
-        self._copy = None
+        self._changed()
         for entry in entries:
             if entry.spec.same_as is None:
                 self.group_of.setdefault(entry.kid, MODEL)
@@ -76,7 +84,7 @@ class Layout:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._copy = None
+        self._changed()
         for index in (self.entries, self.kid_of, self.blocks, self.blocks_of_key, self.group_of):
             index.clear()
 
@@ -89,7 +97,7 @@ class Layout:
 
     def remove(self, kids: Iterable[int]) -> None:
         """Forget keys and the blocks that hold nothing else (a dropped initialisation)."""
-        self._copy = None
+        self._changed()
         gone = set(kids)
         for bid in {bid for kid in gone for bid in self.blocks_of_key.get(kid, [])}:
             del self.blocks[bid]
@@ -109,7 +117,7 @@ class Layout:
             return
         if kid not in self.blocks_of_key or bid in self.blocks:
             raise ProtocolError(f"key number {kid} cannot move into block {bid}")
-        self._copy = None
+        self._changed()
         self.group_of[kid] = group
         for old in list(self.blocks_of_key[kid]):
             bucket = self.blocks[old]
@@ -134,12 +142,19 @@ class Layout:
 
     def kids_in(self, group: int) -> list[int]:
         """Return the group's keys in the order of their numbers: that of initialisation."""
-        return sorted(kid for kid, of in self.group_of.items() if of == group)
+        found = self._kids_in.get(group)
+        if found is None:
+            found = sorted(kid for kid, of in self.group_of.items() if of == group)
+            self._kids_in[group] = found
+        return list(found)
 
     def blocks_in(self, group: int) -> list[BlockSpec]:
         """Return the group's blocks in the order of their numbers."""
-        bids = {bid for kid in self.kids_in(group) for bid in self.blocks_of_key[kid]}
-        return [self.blocks[bid] for bid in sorted(bids)]
+        found = self._blocks_in.get(group)
+        if found is None:
+            bids = {bid for kid in self.kids_in(group) for bid in self.blocks_of_key[kid]}
+            found = self._blocks_in[group] = [self.blocks[bid] for bid in sorted(bids)]
+        return list(found)
 
     def blocks_for(self, kids: Iterable[int]) -> list[BlockSpec]:
         """Return the blocks in which these keys lie, in the order of their numbers.

@@ -28,11 +28,36 @@ log = logging.getLogger("zkv.worker")
 class AsyncBatch(AnyBatch):
     """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
 
-    def __init__(self, worker: AsyncWorker, weight: float) -> None:
+    def __init__(self, worker: AsyncWorker, weight: float, *, early: bool = False) -> None:
         super().__init__(
             weight, worker._ledger, worker._running, worker._driver.feed, worker._encoder
         )
         self._worker = worker
+        self._early = early
+
+    async def arrived(self, *keys: Key) -> None:
+        """Wait until the values of these keys (none named: of all) are here.
+
+        Only a batch that is entered early has to.
+
+        Raises:
+            UnknownKey: no key of the model.
+            WaitTimeout: they did not come in time; the text says from whom.
+        """
+        state = self._open
+        kids = () if state.cancelled else state.missing(keys or None)
+        if kids:
+            waiting = Clock(self._ledger, "wait_s")
+            try:
+                await self._worker._driver.call(lambda token: s.Await(token, state.number, kids))
+            finally:
+                self._waited_s += waiting.stop()
+
+    def _wait_for(self, kids: tuple[int, ...]) -> None:
+        raise RuntimeError(
+            "these values are still on their way, as the batch was entered early: "
+            "`await batch.arrived(key)` first"
+        )
 
     async def wait(self, timeout_s: float | None = None) -> str:
         """Wait until the batch is settled and return its outcome.
@@ -66,6 +91,13 @@ class AsyncBatch(AnyBatch):
         if self._state is None:
             self._grant(await self._worker._next_grant())
         self._begin()
+        if not self._early:
+            try:
+                await self.arrived()
+            except BaseException:
+                # Its block is not entered, so nobody else would give the grant back.
+                self.abandon()
+                raise
         return self
 
     async def __aexit__(
@@ -156,9 +188,13 @@ class AsyncWorker:
         )
         await self._driver.call(make)
 
-    def batch(self, weight: float = 1.0) -> AsyncBatch:
-        """Return the next mini-batch, of `weight` samples, as an async context manager."""
-        return AsyncBatch(self, weight)
+    def batch(self, weight: float = 1.0, *, early: bool = False) -> AsyncBatch:
+        """Return the next mini-batch, of `weight` samples, as an async context manager.
+
+        `early`: enter it as soon as it is granted, while its values are on their way; then
+        `await batch.arrived("w1")` before `batch["w1"]`.
+        """
+        return AsyncBatch(self, weight, early=early)
 
     async def batches(self, data: Shard) -> AsyncIterator[AsyncBatch]:
         """Return all batches that the run deals to this worker (see `Worker.batches`):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zkv.dtypes import Array
@@ -38,6 +38,8 @@ class AnyBatch:
         self._withdrawn = False
         self._computing: Clock | None = None
         self._spent_s = 0.0
+        self._waited_s = 0.0
+        """In the block, for values: no computing."""
 
     @property
     def _open(self) -> BatchState:
@@ -68,10 +70,41 @@ class AnyBatch:
         Raises:
             Cancelled: the batch no longer counts; the `with` block swallows it.
         """
+        self._need(None)
         return self._open.params()
 
     def __getitem__(self, key: Key) -> Array:
-        return self._open.params()[key]
+        """One key's array of `params`: only its values are waited for."""
+        self._need((key,))
+        return self._open.value(key)
+
+    def read_into(self, key: Key, out: Array) -> None:
+        """Write one key's values straight into an array of yours, once they are here.
+
+        `out`: NumPy, writable, C-contiguous, of the key's shape and dtype.
+
+        Raises:
+            Cancelled: the batch no longer counts; the `with` block swallows it.
+            UnknownKey, KeyMismatch: no key of the model, or not an array for it.
+        """
+        self._need((key,))
+        self._open.read_into(key, out)
+
+    def _need(self, keys: Sequence[Key] | None) -> None:
+        """Wait until the values of these keys (None: of all) are here, or the batch is
+        cancelled."""
+        state = self._open
+        kids = () if state.cancelled else state.missing(keys)
+        if kids:
+            waiting = Clock(self._ledger, "wait_s")
+            try:
+                self._wait_for(kids)
+            finally:
+                self._waited_s += waiting.stop()
+
+    def _wait_for(self, kids: tuple[int, ...]) -> None:
+        """Block until the values of these keys are here, or the batch is cancelled."""
+        raise NotImplementedError
 
     @property
     def version(self) -> int:
@@ -169,7 +202,7 @@ class AnyBatch:
     def _stop(self, state: BatchState) -> None:
         """Nothing is computed on this batch any more."""
         if self._computing is not None:
-            self._spent_s, self._computing = self._computing.stop(), None
+            self._spent_s, self._computing = self._computing.stop(self._waited_s), None
         self._running.remove(state.number)
 
     def _withdraw(self, state: BatchState) -> None:

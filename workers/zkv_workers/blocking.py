@@ -59,6 +59,9 @@ class Batch(AnyBatch):
         self._begin()
         return self
 
+    def _wait_for(self, kids: tuple[int, ...]) -> None:
+        self._worker._call(lambda token: s.Await(token, self.number, kids))
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -29,23 +29,21 @@ class Cycle:
     """How many samples of the pool the current batch computes on."""
     nbytes: int = 0
     """What was sent of the current batch."""
+    blocks: Mapping[int, Array] = field(default_factory=dict)
+    """The values of the newest grant that are here."""
     _granted: c.Granted | None = None
-    _blocks: Mapping[int, Array] = field(default_factory=dict)
-    _complete: bool = False
 
-    def granted(self, message: c.Granted) -> None:
-        """The broker allows the next batch; its values follow, or are those that are here."""
-        self._granted, self._complete = message, not message.bytes_follow
-
-    def arrived(self, grant: int, blocks: Mapping[int, Array]) -> None:
-        """All values of a grant are here."""
-        if self._granted is not None and self._granted.grant == grant:
-            self._blocks, self._complete = blocks, True
+    def granted(self, message: c.Granted, blocks: Mapping[int, Array] | None) -> None:
+        """The broker allows the next batch; its values come into `blocks`, or are those that are
+        here (None)."""
+        self._granted = message
+        if blocks is not None:
+            self.blocks = blocks
 
     def begin(self, layout: Layout) -> tuple[int, Grant] | None:
-        """Begin the batch that a call waits for, if it is granted and its values are here."""
+        """Begin the batch that a call waits for, if it is granted."""
         granted, token = self._granted, self.token
-        if granted is None or not self._complete or not token:
+        if granted is None or not token:
             return None
         self.token = 0
         self.batch += 1
@@ -60,7 +58,7 @@ class Cycle:
             clock=granted.clock,
             slowest=granted.slowest,
             fastest=granted.fastest,
-            blocks=dict(self._blocks),
+            blocks=self.blocks,
             layout=layout.snapshot(),
             samples=where,
             codec=granted.codec,
@@ -100,4 +98,4 @@ class Cycle:
 
     def restart(self) -> None:
         """The broker is a new one: nothing is granted."""
-        self._granted, self._complete, self.current = None, False, None
+        self._granted, self.current = None, None

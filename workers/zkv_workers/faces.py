@@ -195,8 +195,8 @@ class Clock:
     def __init__(self, ledger: Ledger, name: str) -> None:
         self._ledger, self._name, self._since = ledger, name, time.monotonic()
 
-    def stop(self) -> float:
-        """Add the seconds since this clock was made, and return them."""
-        spent = time.monotonic() - self._since
+    def stop(self, but_for_s: float = 0.0) -> float:
+        """Add the seconds since this clock was made, without those, and return them."""
+        spent = time.monotonic() - self._since - but_for_s
         setattr(self._ledger, self._name, getattr(self._ledger, self._name) + spent)
         return spent

@@ -12,13 +12,13 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from zkv.dtypes import Array, dtype_of, stored_view
-from zkv.errors import Cancelled, ConfigError
+from zkv.errors import Cancelled, ConfigError, UnknownKey
 from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.encoding import Encoder
-from zkv_workers.packing import Packer, to_host, unpack
+from zkv_workers.packing import Packer, read_into, to_host, unpack_kids
 
 Key = str | int
 
@@ -122,22 +122,78 @@ class BatchState:
         self.loss: float | None = None
         self.cancelled = False
         self.began = time.monotonic()
-        self._params: dict[Key, Array] | None = None
         self.layout = layout
         self._kids = kids
+        self._model = frozenset(kids)
         self._blocks = grant.blocks
+        """Another thread adds to them."""
+        self._arrays: dict[int, Array] = {}
+        self._params: dict[Key, Array] | None = None
         self.packer = Packer(layout, kids, encoder, grant.batch)
+
+    def missing(self, keys: Sequence[Key] | None = None) -> tuple[int, ...]:
+        """Return the numbers of these keys (None: of all) if some of their values are not here.
+
+        Raises:
+            UnknownKey: no key of the model.
+        """
+        if keys is None:
+            blocks = self.layout.blocks_in(MODEL) if self._params is None else []
+            kids = tuple(self._kids)
+        else:
+            kids = tuple(kid for kid in map(self._kid, keys) if kid not in self._arrays)
+            blocks = self.layout.blocks_for(kids)
+        return kids if any(block.bid not in self._blocks for block in blocks) else ()
+
+    def _kid(self, key: Key) -> int:
+        kid = self.layout.kid(key)
+        if kid not in self._model:
+            raise UnknownKey(
+                f"key {key!r} is not part of the model: it is pushed by itself, and worker.pull "
+                "reads it"
+            )
+        return kid
 
     def params(self) -> dict[Key, Array]:
         """Return the model as fresh writable arrays (the same ones at every call).
+
+        All values have to be here.
 
         Raises:
             Cancelled: the batch no longer counts.
         """
         self.check()
         if self._params is None:
-            self._params = unpack(self.layout, self._kids, self._blocks)
+            rest = [kid for kid in self._kids if kid not in self._arrays]
+            self._arrays |= unpack_kids(self.layout, rest, self._blocks)
+            names = self.layout.kid_of
+            self._params = {
+                key: self._arrays[kid] for key, kid in names.items() if kid in self._model
+            }
         return self._params
+
+    def value(self, key: Key) -> Array:
+        """Return one key's array of `params`; its values have to be here.
+
+        Raises:
+            Cancelled: the batch no longer counts.
+            UnknownKey: no key of the model.
+        """
+        self.check()
+        kid = self._kid(key)
+        if kid not in self._arrays:
+            self._arrays |= unpack_kids(self.layout, [kid], self._blocks)
+        return self._arrays[kid]
+
+    def read_into(self, key: Key, out: Array) -> None:
+        """Write one key's values into an array; they have to be here.
+
+        Raises:
+            Cancelled: the batch no longer counts.
+            UnknownKey, KeyMismatch: no key of the model, or not an array for it.
+        """
+        self.check()
+        read_into(self.layout, self._kid(key), self._blocks, out)
 
     def check(self) -> None:
         """Raise Cancelled if the batch no longer counts."""

@@ -170,13 +170,26 @@ def unpack(
 
     `parts` names the keys of blocks that came in part. Names of tied keys give the same array.
     """
+    arrays = unpack_kids(layout, kids, blocks, parts)
+    return {key: arrays[kid] for key, kid in layout.kid_of.items() if kid in arrays}
+
+
+def unpack_kids(
+    layout: Layout,
+    kids: Sequence[int],
+    blocks: Mapping[int, Array],
+    parts: Mapping[int, Sequence[int]] | None = None,
+) -> dict[int, Array]:
+    """Return what `unpack` does, by the keys' numbers; `blocks` may have others beside theirs."""
     wanted = set(kids)
     flat: dict[int, Array] = {}
     for kid in kids:
         spec = layout.entries[kid].spec
         flat[kid] = np.empty(_size(spec.shape), DTYPES[spec.dtype].stored)
-    for bid, values in blocks.items():
-        block = layout.blocks[bid]
+    bids = {bid for kid in kids for bid in layout.blocks_of_key[kid]}
+    # Not an intersection of keys: another thread may add blocks meanwhile.
+    for bid in [bid for bid in bids if bid in blocks]:
+        block, values = layout.blocks[bid], blocks[bid]
         present = set(parts[bid]) if parts is not None and bid in parts else set(block.kids)
         start = 0
         for segment in block.segments:
@@ -186,13 +199,32 @@ def unpack(
             if segment.kid in wanted:
                 flat[segment.kid][segment.start : segment.stop] = values[start:stop]
             start = stop
-    arrays = {
+    return {
         kid: user_view(values, DTYPES[layout.entries[kid].spec.dtype]).reshape(
             layout.entries[kid].spec.shape
         )
         for kid, values in flat.items()
     }
-    return {key: arrays[kid] for key, kid in layout.kid_of.items() if kid in wanted}
+
+
+def read_into(layout: Layout, kid: int, blocks: Mapping[int, Array], out: Array) -> None:
+    """Write a key's values into a contiguous array of its shape and dtype.
+
+    Raises:
+        KeyMismatch: another shape or dtype, or its elements are not one run of memory.
+    """
+    spec = layout.entries[kid].spec
+    dtype = check_gradient(layout, spec.key, kid, out)
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise KeyMismatch(f"key {spec.key!r}: read_into takes a writable, C-contiguous array")
+    flat = out.reshape(-1).view(dtype.stored)
+    for bid in layout.blocks_of_key[kid]:
+        start = 0
+        for segment in layout.blocks[bid].segments:
+            stop = start + segment.stop - segment.start
+            if segment.kid == kid:
+                flat[segment.start : segment.stop] = blocks[bid][start:stop]
+            start = stop
 
 
 def _size(shape: Sequence[int]) -> int:

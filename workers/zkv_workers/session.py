@@ -15,14 +15,15 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
-from zkv.wire import MODEL, PULLS, SEEDS, open_envelope
+from zkv.wire import SEEDS, open_envelope
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
+from zkv_workers.incoming import Incoming
 from zkv_workers.pulls import Pulls
 from zkv_workers.requests import Requests
 from zkv_workers.told import Told
-from zkv_workers.transfers import Assembly, Downloads, Uploads
+from zkv_workers.transfers import Downloads, Uploads
 
 
 class Session:
@@ -36,7 +37,6 @@ class Session:
         self.uploads = Uploads(
             self.layout, window_bytes=config.window_bytes, resend_s=config.resend_s
         )
-        self.downloads = Downloads(self.layout, ask_s=config.resend_s)
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
         self._told = Told(self._link)
@@ -44,10 +44,23 @@ class Session:
             self.layout, self._link, self.uploads, self._answer, self._told.tell
         )
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
+        self.incoming = Incoming(
+            self.layout,
+            self._link,
+            self.made,
+            self.pulls,
+            ask_s=config.resend_s,
+            answer=self._answer,
+        )
         self._barrier = 0
         self._next_beat = 0.0
         self._out: list[s.Output] = []
         self.now = 0.0
+
+    @property
+    def downloads(self) -> Downloads:
+        """What comes down."""
+        return self.incoming.downloads
 
     @property
     def heard(self) -> float | None:
@@ -106,6 +119,7 @@ class Session:
             case s.GiveUp(token):
                 self.requests.close(token)
                 self.pulls.drop(token)
+                self.incoming.give_up(token)
                 self.made.cycle.give_up(token)
             case _:
                 self._call(event)
@@ -127,6 +141,9 @@ class Session:
                 self.requests.open(token, "the next batch", self.now)
                 self.made.begin(token)
                 self._begun()
+            case s.Await(token=token, batch=batch):
+                self.requests.open(token, f"the values of batch {batch}", self.now)
+                self.incoming.wait(event)
             case s.PushPlain(token=token, key=key):
                 self.requests.open(token, f"the push of {key!r}", self.now)
                 self.made.push_plain(event)
@@ -249,10 +266,10 @@ class Session:
             case c.Exhausted():
                 self.made.exhausted()
             case c.Cancel(group=group, grant=grant):
-                self.downloads.drop(group, grant)
                 batch = self.made.cancel(group, grant)
                 if batch is not None:
                     self._out.append(s.CancelBatch(batch))
+                self.incoming.drop(group, grant, batch)
             case c.Settled(fates=fates):
                 for group, batch, version, why in fates:
                     self.made.settled(group, batch, version, why)
@@ -310,20 +327,8 @@ class Session:
         self._send_pulls()
 
     def _granted(self, message: c.Granted) -> None:
-        self.made.index = max(self.made.index, message.index)
         self.requests.reason = ""
-        if message.group == PULLS:
-            blocks = self.layout.blocks_for(message.kids)
-            self._arrived(self.downloads.expect(message, blocks, self.now))
-        elif message.group == MODEL:
-            self.made.cycle.granted(message)
-            if message.bytes_follow:
-                blocks = self.layout.blocks_in(MODEL)
-                self._arrived(self.downloads.expect(message, blocks, self.now))
-            self.made.answer_begin()
-        else:
-            self.made.plain.granted(message.group, message.grant)
-            self.made.next_plain(message.group)
+        self.incoming.granted(message, self.now)
         self._begun()
 
     # --- servers -----------------------------------------------------------------------------
@@ -335,33 +340,14 @@ class Session:
             case d.Ack():
                 self.uploads.acknowledged(message, self.now)
             case d.Block() if payload is not None:
-                self._arrived(self.downloads.take(message, payload, self.now))
+                self.incoming.take(message, payload, self.now)
+                self._begun()
             case d.Fenced(reason=reason):
                 # Who leaves is no member any more when a frame of its is repeated: no news.
                 if not self.requests.leaving:
                     self.fail(errors.Evicted(reason))
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a worker")
-
-    def _arrived(self, assembly: Assembly | None) -> None:
-        if assembly is None or not assembly.complete:
-            return
-        granted = assembly.granted
-        if granted.group == PULLS:
-            self.pulls.done(granted.token)
-            values = s.Values(
-                granted.version,
-                tuple(granted.kids),
-                assembly.blocks,
-                assembly.parts,
-                self.layout.snapshot(),
-            )
-            self._answer(granted.token, values)
-            return
-        self._link.send(c.Received(granted.group, granted.grant))
-        self.made.cycle.arrived(granted.grant, assembly.blocks)
-        self.made.answer_begin()
-        self._begun()
 
     # --- time --------------------------------------------------------------------------------
 

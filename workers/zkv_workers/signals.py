@@ -62,6 +62,15 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until the values of these keys are here; answered too when the batch was cancelled."""
+
+    token: int
+    batch: int
+    kids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SendBlock:
     """One block of the current batch's gradient, as it travels; never changed afterwards."""
 
@@ -169,6 +178,7 @@ Input = (
     | Initialise
     | UsePool
     | Begin
+    | Await
     | SendBlock
     | Finish
     | Report
@@ -200,7 +210,8 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer to `Begin`: compute batch `batch` on `version`; `blocks` are its values."""
+    """The answer to `Begin`: compute batch `batch` on `version`; `blocks` are its values, as far as
+    they are here: another thread adds those that are still on their way."""
 
     batch: int
     grant: int

@@ -220,7 +220,7 @@ class Downloads:
         self._over.append(name)
 
     def take(self, message: d.Block, payload: Array, now: float) -> Assembly | None:
-        """Take a block in; return its grant if that completes it."""
+        """Take a block in; return the grant that it is of, if that is open."""
         name = (message.group, message.grant)
         self.bytes_received += payload.nbytes
         assembly = self._open.get(name)
@@ -235,11 +235,10 @@ class Downloads:
             return None
         if self._put(assembly, message, payload, now):
             self._receipt(message)
-        if not assembly.complete:
-            return None
-        self._complete(name, assembly)
-        if message.group == MODEL:
-            self.model_s += now - assembly.since
+        if assembly.complete:
+            self._complete(name, assembly)
+            if message.group == MODEL:
+                self.model_s += now - assembly.since
         return assembly
 
     def _receipt(self, message: d.Block) -> None:
