@@ -12,10 +12,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from zkv.data_messages import Form
-from zkv.dtypes import DTYPES, Array, narrow, widen
+from zkv.dtypes import DTYPES, Array, widen
 from zkv.errors import PushRefused
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
@@ -24,6 +22,7 @@ from zkv_codecs.feedback import Codec
 from zkv_codecs.frames import to_payload
 from zkv_codecs.packed import State, dense, seed_of
 from zkv_codecs.plan import NONE, Plan, plan
+from zkv_workers import devices
 
 LARGEST = 1e37
 """Above it sums with a residual, or what a codec makes of them, may be infinite."""
@@ -38,6 +37,8 @@ class _Memory:
     state: State
     owed: Array | None = None
     """What an earlier codec kept back: added to the next block."""
+    home: int = devices.HOST
+    """Where all of it lies, and what its steps keep: where the last block was given."""
 
     def owe(self, more: Array | None) -> None:
         """Add to what is owed."""
@@ -54,6 +55,11 @@ class _Step:
     old: State
     new: State
     owed: Array | None
+
+    def moved(self, move: devices.Move) -> _Step:
+        """Return the same step in another place."""
+        old, new = tuple(map(move, self.old)), tuple(map(move, self.new))
+        return replace(self, old=old, new=new, owed=move(self.owed))
 
 
 @dataclass(slots=True)
@@ -122,7 +128,9 @@ class Encoder:
         while self._fates:
             batch, counted = self._fates.popleft()
             for step in () if counted else reversed(self._steps.get(batch, ())):
-                self._take_back(self._memories[step.bid], step)
+                memory = self._memories[step.bid]
+                with devices.working(memory.home):
+                    self._take_back(memory, step)
             self._steps.pop(batch, None)
 
     @staticmethod
@@ -135,6 +143,23 @@ class Encoder:
         if before is not None and after is not None:
             memory.owe(before - after)
 
+    def _bring(self, bid: int, memory: _Memory, where: int) -> None:
+        """Bring all that is remembered for a block to where the block is now."""
+        if memory.home == where:
+            return
+        move, memory.home = devices.Move(where), where
+        memory.state, memory.owed = tuple(map(move, memory.state)), move(memory.owed)
+        for steps in self._steps.values():
+            steps[:] = [step.moved(move) if step.bid == bid else step for step in steps]
+
+    def on_device(self, layout: Layout, kid: int) -> bool:
+        """Return whether a key's gradient may stay on its device: its codec has kernels there, and
+        it shares its blocks with no other key."""
+        return all(
+            len(block.segments) == 1 and devices.has_kernels(self._codec(layout, block))
+            for block in layout.blocks_for([kid])
+        )
+
     def admit(self, layout: Layout, kid: int, values: Array) -> Array | None:
         """Return a key's flat, stored values as they may be sent; None: the key is skipped.
 
@@ -145,46 +170,53 @@ class Encoder:
         blocks = layout.blocks_for([kid])
         codec = next((c for b in blocks if (c := self._codec(layout, b)).lossy), None)
         dtype = DTYPES[layout.entries[kid].spec.dtype]
-        if codec is None or _sendable(widen(values, dtype)):
+        if codec is None or devices.sendable(widen(values, dtype), LARGEST):
             return values
         if self._plan.nonfinite == "skip":
             return None
-        wide = widen(values, dtype)
-        bad = ~(np.abs(wide) <= LARGEST)
+        wide, xp = widen(values, dtype), devices.module_of(values)
+        bad = ~(xp.abs(wide) <= LARGEST)
         if self._plan.nonfinite == "zero":
-            return narrow(np.where(bad, wide.dtype.type(0), wide), dtype)
-        at = int(np.flatnonzero(bad)[0])
+            admitted: Array = xp.where(bad, values.dtype.type(0), values)
+            return admitted
+        at = int(bad.argmax())
+        value = float(wide[at])
         raise PushRefused(
-            f"key {layout.entries[kid].spec.key!r}: element {at} of the gradient is {wide[at]:g}, "
+            f"key {layout.entries[kid].spec.key!r}: element {at} of the gradient is {value:g}, "
             f"which codec {codec.text} cannot send; put nonfinite=skip or nonfinite=zero into the "
             "codec's plan, or send this key with none"
         )
 
     def encode(self, layout: Layout, block: BlockSpec, values: Array, batch: int) -> Sealed:
-        """Return a block as it travels; `values` are flat and stored, and stay the caller's."""
+        """Return a block as it travels; `values` are flat and stored, and stay the caller's.
+
+        Of values on a device, the payload is complete when `devices.working` is left.
+        """
         self._hear()
         codec = self._codec(layout, block)
         memory = self._memories.get(block.bid)
         if codec == NONE and memory is None:
-            return Sealed(values.copy())
+            return Sealed(devices.own(values, values))
         given = dense(widen(values, layout.dtype(block)))
         given = replace(given, shape=layout.shape(block))
         if memory is None:
             memory = self._memories[block.bid] = _Memory(codec, codec.start(given.shape))
-        elif memory.codec != codec:
+        where = devices.home(values)
+        self._bring(block.bid, memory, where)
+        if memory.codec != codec:
             memory.owe(memory.codec.carried(memory.state))
-            memory.codec, memory.state = codec, codec.start(given.shape)
+            memory.codec, memory.state = codec, devices.started(codec, given.shape, where)
         owed, memory.owed = memory.owed, None
         if owed is not None:
             given = replace(given, values=given.values + owed)
         began = time.perf_counter()
         old, seed = memory.state, seed_of(self.seed, batch, block.bid + 1)
-        encoded, memory.state = codec.encode(given, old, seed, self.backend)
+        backend = self.backend if where == devices.HOST else devices.CUDA
+        encoded, memory.state = codec.encode(given, old, seed, backend)
         step = _Step(block.bid, codec, old, memory.state, owed)
         self._steps.setdefault(batch, []).append(step)
-        form, payload = to_payload(encoded, self.backend)
-        if np.may_share_memory(payload, values):
-            payload = payload.copy()
+        form, payload = to_payload(encoded, backend)
+        payload = devices.own(payload, values)
         account = self.accounts.setdefault(block.bid, Account())
         account.codec = codec.text
         account.bytes_before += values.nbytes
@@ -199,7 +231,7 @@ class Encoder:
         for bid, account in list(self.accounts.items()):
             block, memory = layout.blocks[bid], self._memories[bid]
             carried = memory.codec.carried(memory.state)
-            square = 0.0 if carried is None else float(np.dot(carried, carried))
+            square = 0.0 if carried is None else devices.square(carried)
             for segment in block.segments:
                 part = (segment.stop - segment.start) / max(1, block.size)
                 row = found.setdefault(
@@ -212,9 +244,3 @@ class Encoder:
         for row in found.values():
             row["residual_norm"] = math.sqrt(float(row.pop("residual_square")))
         return found
-
-
-def _sendable(wide: Array) -> bool:
-    """Return whether no element is NaN, infinite or too large; mostly one dot product tells."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.dot(wide, wide)) or (np.abs(wide) <= LARGEST).all())

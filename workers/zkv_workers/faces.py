@@ -12,10 +12,11 @@ from zkv.errors import PushRefused
 from zkv.layout import check_key
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
+from zkv_workers.devices import to_host
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.model import as_arrays, check_weight, specs_of
-from zkv_workers.packing import check_gradient, to_host, unpack
+from zkv_workers.packing import check_gradient, unpack
 
 Key = str | int
 

@@ -17,8 +17,9 @@ from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
+from zkv_workers.devices import to_host
 from zkv_workers.encoding import Encoder
-from zkv_workers.packing import Packer, to_host, unpack
+from zkv_workers.packing import Packer, unpack
 
 Key = str | int
 
