@@ -174,6 +174,22 @@ def test_wherever_gradients_come_from_and_whatever_is_cancelled_the_bytes_are_th
         pair.push(99, HOST)
 
 
+def test_what_moved_to_a_device_is_taken_back_to_the_bit(machine: Machine) -> None:
+    """Two batches from the host and one from a device; the last two do not count."""
+    pair = Pair()
+    pair.use("int8+ef")
+    for batch, home in ((1, HOST), (2, HOST), (3, 1)):
+        pair.push(batch, home)
+    before = pair.host.encoder._steps[2][0].old[0]
+    for batch in (3, 2):
+        pair.settled(batch, counted=False)
+    pair.push(4, 1)
+    step = pair.device.encoder._steps[4][0]
+    with Device(1):
+        assert step.old[0].get().tobytes() == before.tobytes()
+    pair.same_state()
+
+
 def test_only_what_is_sent_comes_to_the_host(machine: Machine) -> None:
     """Beside one byte: whether all is finite."""
     worker = Worker()
