@@ -275,6 +275,25 @@ def test_other_types_of_numbers(machine: Machine, dtype: str, text: str) -> None
         assert sent[0] == sent[1]
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (1, 257)])
+@pytest.mark.parametrize("text", CODECS)
+def test_scalars_and_arrays_without_elements(
+    machine: Machine, text: str, shape: tuple[int, ...]
+) -> None:
+    """D04, D05."""
+    made = Layout()
+    size = int(np.prod(shape, dtype=np.int64))
+    made.add(
+        [KeyEntry(0, KeySpec("w", "float32", shape))], [BlockSpec(0, 0, [Segment(0, 0, size)])]
+    )
+    sent = []
+    for home in (HOST, 1):
+        worker = Worker(made)
+        worker.encoder.use(f"{text};small=0")
+        sent.append([worker.push(batch, home, w=np.full(shape, 3.25, "f4")) for batch in (1, 2)])
+    assert sent[0] == sent[1]
+
+
 @pytest.mark.parametrize("how", ["fortran", "strided", "part"])
 def test_other_orders_in_memory(machine: Machine, how: str) -> None:
     w = gradients(1)

@@ -5,9 +5,8 @@ stream, which is the caller's, what is remembered of it stays on the device, and
 comes to the host, into pinned memory. `working` is what makes that safe: its device is the current
 one inside, and all that was begun inside is done when it is left.
 
-Sums and casts outside our own kernels (a residual that an earlier codec has left, what is taken back,
-DGC's momentum, float64) are CuPy's, which are compiled with -ftz=true: numbers below 1.2e-38 become
-zeros.
+Sums and casts outside our own kernels (what an earlier codec has left, what is taken back, DGC's
+momentum, float64) are CuPy's, compiled with -ftz=true: numbers below 1.2e-38 become zeros.
 """
 
 from __future__ import annotations
