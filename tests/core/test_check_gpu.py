@@ -20,6 +20,7 @@ from cupy_on_cpu import Machine
 from zkv_codecs.kernels import cuda_ints, cuda_module, cuda_sparse
 from zkv_codecs.spec import STAGES
 
+gpu_bits: Any = pytest.importorskip("gpu_bits", reason="scripts are not installed")
 check_gpu: Any = pytest.importorskip("check_gpu", reason="scripts are not installed")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -28,7 +29,8 @@ pytestmark = [pytest.mark.source, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def machine() -> Iterator[Machine]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    monkeypatch.setattr(gpu_bits, "WORKED", (2000, 1100))
     with cupy_on_cpu.installed() as made:
         yield made
 
@@ -38,7 +40,7 @@ def test_all_bits_agree_and_every_operation_has_a_row(machine, capsys):
     out, err = capsys.readouterr()
     rows = json.loads(out)
     assert {row["op"] for row in rows} == {"encode", "decode", "decode_add"}
-    assert len(rows) == 3 * len(list(check_gpu.timed(check_gpu.CODECS)))
+    assert len(rows) == 3 * len(list(check_gpu.timed(gpu_bits.CODECS)))
     keys = ["codec", "kernel", "entries", "op", "ms", "copies", "bits_per_entry"]
     assert {tuple(row) for row in rows} == {tuple(keys)}
     (int8,) = [row for row in rows if (row["codec"], row["op"]) == ("int8+ef", "encode")]
@@ -47,8 +49,22 @@ def test_all_bits_agree_and_every_operation_has_a_row(machine, capsys):
     assert "all bits agree" in err
 
 
+def test_a_memory_of_other_bits_is_named(machine, monkeypatch):
+    """Its payload is the first that differs."""
+    right = cuda_ints.int8_encode_residual
+
+    def wrong(*given: Any) -> None:
+        right(*given)
+        given[-1].memory[3] += 1
+
+    monkeypatch.setattr(cuda_ints, "int8_encode_residual", wrong)
+    (line,) = gpu_bits.differing_payloads("int8+ef", sys.modules["cupy"])
+    assert line.startswith("int8+ef, 2000 entries of a worker: batch 2, block 0: payload: ")
+    assert gpu_bits.differing_payloads("fp16+ef", sys.modules["cupy"]) == []
+
+
 def test_every_stage_with_kernels_is_checked():
-    stages = {part.partition(":")[0] for text in check_gpu.CODECS for part in text.split("+")}
+    stages = {part.partition(":")[0] for text in gpu_bits.CODECS for part in text.split("+")}
     assert stages == set(STAGES) - {"powersgd", "zstd", "lz4"}
 
 
@@ -92,8 +108,8 @@ def test_a_kernel_of_other_bits_is_named(machine, monkeypatch, capsys, text, ker
     monkeypatch.setattr(module, kernel, wrong)
     assert check_gpu.main([*SMALL, "--codec", text, "--codec", "fp16", "--no-cluster"]) == 1
     out, err = capsys.readouterr()
-    assert err.startswith(f"check_gpu: {text}, 3000 entries: {message}: 1 of ")
-    assert "fp16" not in err
+    assert f"check_gpu: {text}, 3000 entries: {message}: 1 of " in err
+    assert "check_gpu: fp16" not in err
     assert "all bits agree" not in out
 
 
@@ -111,8 +127,8 @@ def test_the_table_is_that_of_bench_codecs(machine, capsys):
     assert check_gpu.main([*SMALL, "--codec", "fp16", "--no-cluster"]) == 0
     lines = capsys.readouterr().out.splitlines()
     header = "codec                  kernel    entries op                ms  copies  bits"
-    assert lines[2] == header
-    assert lines[3].split() == ["fp16", "cuda", "3000", "encode", "1.000", "1.00", "16"]
+    assert lines[3] == header
+    assert lines[4].split() == ["fp16", "cuda", "3000", "encode", "1.000", "1.00", "16"]
     assert lines[-1] == "all bits agree with the CPU's kernels"
 
 
@@ -186,8 +202,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays that hardly have blocks of their own: kernels are slow on a CPU."""
     shapes = {"dense": (17, 1000), "signs": (130, 130), "bias": (10,)}
     shapes |= {key: (17_000,) for key in ("sparse", "half", "whole")}
-    assert shapes.keys() == check_gpu.SHAPES.keys()
-    monkeypatch.setattr(check_gpu, "SHAPES", shapes)
+    assert shapes.keys() == gpu_bits.SHAPES.keys()
+    monkeypatch.setattr(gpu_bits, "SHAPES", shapes)
 
 
 @pytest.mark.cluster
@@ -208,8 +224,8 @@ def test_another_model_on_the_device_is_told_with_its_key(machine, monkeypatch):
         model["signs"][1, 2] += place is cupy.asarray
         return model
 
-    monkeypatch.setattr(check_gpu, "trained", trained)
-    (line,) = check_gpu.differing_keys(cupy)
+    monkeypatch.setattr(gpu_bits, "trained", trained)
+    (line,) = gpu_bits.differing_keys(cupy)
     assert ": key signs: 1 of 15 differ, first 7: np.float32(2.0), not np.float32(1.0)" in line
 
 
@@ -217,7 +233,7 @@ def test_a_cluster_that_breaks_is_told(machine, monkeypatch):
     def trained(place: Any) -> dict[str, Any]:
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(check_gpu, "trained", trained)
-    (line,) = check_gpu.differing_keys(SimpleNamespace(asarray=None))
+    monkeypatch.setattr(gpu_bits, "trained", trained)
+    (line,) = gpu_bits.differing_keys(SimpleNamespace(asarray=None))
     assert line.startswith("cluster, codec ")
     assert line.endswith("RuntimeError: no more memory")
