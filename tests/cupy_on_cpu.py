@@ -248,7 +248,8 @@ class ndarray:
         return _computed(lambda x: x.copy(order), self)
 
     def fill(self, value: Any) -> None:
-        _operand(self).fill(_operand(value))
+        # CuPy sets the memory to 0 for whatever equals 0, and −0.0 does.
+        _operand(self).fill(_operand(value) or 0)
 
     def sort(self) -> None:
         _operand(self).sort()
@@ -391,7 +392,6 @@ def _module() -> SimpleNamespace:
         runtime=SimpleNamespace(
             getDevice=lambda: machine.device,
             getDeviceCount=lambda: DEVICES,
-            getDeviceProperties=lambda device: {"name": b"a stand-in"},
             CUDARuntimeError=CUDARuntimeError,
         ),
     )
@@ -402,7 +402,6 @@ def _module() -> SimpleNamespace:
         zeros=lambda shape, dtype=float: ndarray(np.zeros(shape, dtype)),
         empty_like=lambda x: _empty(_operand(x).shape, x.dtype),
         zeros_like=lambda x: _computed(np.zeros_like, x),
-        full_like=lambda x, value: _computed(lambda y: np.full_like(y, value), x),
         asarray=_asarray,
         asnumpy=lambda x: x.get(),
         ascontiguousarray=lambda x: (

@@ -197,6 +197,11 @@ def test_the_script_makes_no_environment_where_no_gpu_is(tmp_path):
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.mark.gpu
+def test_on_a_device(capsys):
+    assert check_gpu.main(["--entries", "100000", "--no-cluster"]) == 0, capsys.readouterr().err
+
+
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays that hardly have blocks of their own: kernels are slow on a CPU."""

@@ -275,6 +275,18 @@ def test_other_types_of_numbers(machine: Machine, dtype: str, text: str) -> None
         assert sent[0] == sent[1]
 
 
+@pytest.mark.parametrize("text", ["topk:0.5+onebit", "topk:0.5+twomeans+ef", "onebit+ef", "mx1bit"])
+def test_zeros_keep_their_signs(machine: Machine, text: str) -> None:
+    w = np.zeros((ROWS, COLUMNS), np.float32)
+    w[::2] = -0.0
+    sent = []
+    for home in (HOST, 0):
+        worker = Worker()
+        worker.encoder.use(text)
+        sent.append(worker.push(1, home, w=w))
+    assert sent[0] == sent[1]
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (1, 257)])
 @pytest.mark.parametrize("text", CODECS)
 def test_scalars_and_arrays_without_elements(
