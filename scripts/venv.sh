@@ -92,3 +92,16 @@ zkv_venv() {
     zkv_pip "$dir" --editable "$root" --group "$root/pyproject.toml:$group" || return 1
     printf '%s' "$stamp" >"$dir/.zkv-$group"
 }
+
+# zkv_extra ROOT DIR EXTRA REQUIREMENT: adds an extra of zkv, and a package by its own name, to an
+# environment that zkv_venv has made; a second call with the same pyproject.toml installs nothing.
+zkv_extra() {
+    local root="$1" dir="$2" extra="$3" requirement="$4" stamp
+    stamp="$(cksum <"$root/pyproject.toml") $root $requirement"
+    if [ "$(cat "$dir/.zkv-$extra" 2>/dev/null)" = "$stamp" ]; then
+        return 0
+    fi
+    echo "zkv: installing $requirement into $dir (once; it is large)" >&2
+    zkv_pip "$dir" --editable "$root[$extra]" "$requirement" || return 1
+    printf '%s' "$stamp" >"$dir/.zkv-$extra"
+}

@@ -40,22 +40,26 @@ def aligned(payload: Array) -> Array:
 
 
 def to_payload(encoded: Encoded, backend: Backend = NUMPY) -> tuple[Form, Array]:
-    """Return the form and the payload: a flat uint8 array (a view if there is one section)."""
+    """Return the form and the payload: a flat uint8 array (a view if there is one section).
+
+    It lies where the arrays do: on a device for CUDA's kernels.
+    """
     packed = encoded.packed
     sections = [packed.values]
     if packed.scales is not None:
         sections.append(packed.scales)
     name, coded = "", 0
     if packed.indices is not None:
-        name = coding.best(packed.indices, packed.size, backend)
-        sections.append(coding.encode(name, packed.indices, packed.size, backend))
-        coded = sections[-1].size
+        name, positions = coding.encode_best(packed.indices, packed.size, backend)
+        sections.append(positions)
+        coded = positions.size
     count = packed.count if encoded.chain.sparse else packed.size
     form = Form(count, name, coded, packed.seed)
     if len(sections) == 1:
         return form, packed.values.view(np.uint8)
     sections.sort(key=lambda one: -one.itemsize)
-    return form, np.concatenate([one.view(np.uint8) for one in sections])
+    payload: Array = backend.xp.concatenate([one.view(np.uint8) for one in sections])
+    return form, payload
 
 
 def from_payload(

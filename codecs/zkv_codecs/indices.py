@@ -61,10 +61,20 @@ def encode(coding: str, indices: Array, n: int, backend: Backend = NUMPY) -> Arr
             not in [0, n).
     """
     _check_coding(coding, ValueError)
+    return _encoded(coding, _checked(indices, n, backend), n, backend)
+
+
+def encode_best(indices: Array, n: int, backend: Backend = NUMPY) -> tuple[str, Array]:
+    """Return the coding that `best` names, and what `encode` gives with it.
+
+    The indices are looked at once only, which on a device saves waiting for it.
+
+    Raises:
+        TypeError, ValueError: as `encode` does.
+    """
     indices = _checked(indices, n, backend)
-    if indices.size == 0:
-        return np.empty(0, np.uint8)
-    return _ENCODERS[coding](indices, n, backend.family("indices"))
+    name = min(CODINGS, key=lambda coding: _size(coding, indices, n, backend))
+    return name, _encoded(name, indices, n, backend)
 
 
 def decode(
@@ -79,13 +89,12 @@ def decode(
     _check_coding(coding, ProtocolError)
     if not 0 <= k <= n <= ELEMENTS_MAX:
         raise ProtocolError(f"{k} indices below {n}: want 0 ≤ k ≤ n ≤ {ELEMENTS_MAX}")
-    buffer = np.frombuffer(data, np.uint8)
+    buffer = _buffer(data, backend)
     if k == 0:
         _check_length(coding, buffer.size, 0, k, n)
-        return np.empty(0, np.uint32)
-    kernels = backend.family("indices")
-    indices = _DECODERS[coding](buffer, k, n, kernels)
-    if not kernels.ascending(indices, n):
+        return _room(0, backend)
+    indices = _DECODERS[coding](buffer, k, n, backend)
+    if not backend.family("indices").ascending(indices, n):
         raise ProtocolError(f"indices as {coding}: not strictly ascending below {n}, k = {k}")
     return indices
 
@@ -93,51 +102,51 @@ def decode(
 # --- one pair for each coding ------------------------------------------------------------------
 
 
-def _u16_encode(indices: Array, n: int, kernels: Any) -> Array:
+def _u16_encode(indices: Array, n: int, backend: Backend) -> Array:
     blocks = _blocks(n)
-    data = np.empty(_fixed_size("u16", indices.size, n), np.uint8)
+    data: Array = backend.xp.empty(_fixed_size("u16", indices.size, n), np.uint8)
     counts, offsets = data[: 4 * blocks].view(np.uint32), data[4 * blocks :].view(np.uint16)
-    kernels.u16_encode(indices, counts, offsets)
+    backend.family("indices").u16_encode(indices, counts, offsets)
     return data
 
 
-def _u16_decode(data: Array, k: int, n: int, kernels: Any) -> Array:
+def _u16_decode(data: Array, k: int, n: int, backend: Backend) -> Array:
     _check_length("u16", data.size, _fixed_size("u16", k, n), k, n)
     blocks = _blocks(n)
     counts = _aligned(data[: 4 * blocks], np.uint32)
     total = int(counts.sum(dtype=np.uint64))
     if total != k:
         raise ProtocolError(f"indices as u16: counts add up to {total}, not to {k}")
-    out = np.empty(k, np.uint32)
-    kernels.u16_decode(counts, _aligned(data[4 * blocks :], np.uint16), out)
+    out = _room(k, backend)
+    backend.family("indices").u16_decode(counts, _aligned(data[4 * blocks :], np.uint16), out)
     return out
 
 
-def _bitmap_encode(indices: Array, n: int, kernels: Any) -> Array:
-    data = np.empty(_fixed_size("bitmap", indices.size, n), np.uint8)
-    kernels.bitmap_encode(indices, data)
+def _bitmap_encode(indices: Array, n: int, backend: Backend) -> Array:
+    data: Array = backend.xp.empty(_fixed_size("bitmap", indices.size, n), np.uint8)
+    backend.family("indices").bitmap_encode(indices, data)
     return data
 
 
-def _bitmap_decode(data: Array, k: int, n: int, kernels: Any) -> Array:
+def _bitmap_decode(data: Array, k: int, n: int, backend: Backend) -> Array:
     _check_length("bitmap", data.size, _fixed_size("bitmap", k, n), k, n)
     _check_padding("bitmap", data, n)
-    _check_ones("bitmap", data, k, kernels)
-    out = np.empty(k, np.uint32)
-    kernels.bitmap_decode(data, out)
+    _check_ones("bitmap", data, k, backend)
+    out = _room(k, backend)
+    backend.family("indices").bitmap_decode(data, out)
     return out
 
 
-def _gaps_encode(indices: Array, n: int, kernels: Any) -> Array:
-    widths = np.empty(-(-indices.size // GAPS), np.uint8)
-    kernels.gaps_widths(indices, widths)
+def _gaps_encode(indices: Array, n: int, backend: Backend) -> Array:
+    widths = _widths(indices, backend)
     length = _bytes(_gap_bits(widths, indices.size))
-    words = np.empty(length // 4 + 2, np.uint32)
-    kernels.gaps_encode(indices, widths, words)
-    return np.concatenate((widths, words.view(np.uint8)[:length]))
+    words = _room(length // 4 + 2, backend)
+    backend.family("indices").gaps_encode(indices, widths, words)
+    joined: Array = backend.xp.concatenate((widths, words.view(np.uint8)[:length]))
+    return joined
 
 
-def _gaps_decode(data: Array, k: int, n: int, kernels: Any) -> Array:
+def _gaps_decode(data: Array, k: int, n: int, backend: Backend) -> Array:
     blocks = -(-k // GAPS)
     if data.size < blocks:
         raise ProtocolError(f"indices as gaps: {blocks} widths for k = {k}, not {data.size} bytes")
@@ -148,39 +157,41 @@ def _gaps_decode(data: Array, k: int, n: int, kernels: Any) -> Array:
     bits = _gap_bits(widths, k)
     _check_length("gaps", data.size, blocks + _bytes(bits), k, n)
     _check_padding("gaps", packed, bits)
-    out = np.empty(k, np.uint32)
-    last = kernels.gaps_decode(_words(packed), widths, out)
+    out = _room(k, backend)
+    last = backend.family("indices").gaps_decode(_words(packed, backend), widths, out)
     if last >= n:
         raise ProtocolError(f"indices as gaps: all below {n}, not up to {last}")
     return out
 
 
-def _elias_fano_encode(indices: Array, n: int, kernels: Any) -> Array:
+def _elias_fano_encode(indices: Array, n: int, backend: Backend) -> Array:
     low, lower, upper = _elias_fano_parts(indices.size, n)
-    words, bits = np.empty(_bytes(lower) // 4 + 2, np.uint32), np.empty(_bytes(upper), np.uint8)
-    kernels.elias_fano_encode(indices, low, words, bits)
-    return np.concatenate((words.view(np.uint8)[: _bytes(lower)], bits))
+    words = _room(_bytes(lower) // 4 + 2, backend)
+    bits: Array = backend.xp.empty(_bytes(upper), np.uint8)
+    backend.family("indices").elias_fano_encode(indices, low, words, bits)
+    joined: Array = backend.xp.concatenate((words.view(np.uint8)[: _bytes(lower)], bits))
+    return joined
 
 
-def _elias_fano_decode(data: Array, k: int, n: int, kernels: Any) -> Array:
+def _elias_fano_decode(data: Array, k: int, n: int, backend: Backend) -> Array:
     _check_length("elias_fano", data.size, _fixed_size("elias_fano", k, n), k, n)
     low, lower, upper = _elias_fano_parts(k, n)
     packed, bits = data[: _bytes(lower)], data[_bytes(lower) :]
     _check_padding("elias_fano", packed, lower)
     _check_padding("elias_fano", bits, upper)
-    _check_ones("elias_fano", bits, k, kernels)
-    out = np.empty(k, np.uint32)
-    kernels.elias_fano_decode(_words(packed), low, bits, out)
+    _check_ones("elias_fano", bits, k, backend)
+    out = _room(k, backend)
+    backend.family("indices").elias_fano_decode(_words(packed, backend), low, bits, out)
     return out
 
 
-_ENCODERS: dict[str, Callable[[Array, int, Any], Array]] = {
+_ENCODERS: dict[str, Callable[[Array, int, Backend], Array]] = {
     "u16": _u16_encode,
     "bitmap": _bitmap_encode,
     "gaps": _gaps_encode,
     "elias_fano": _elias_fano_encode,
 }
-_DECODERS: dict[str, Callable[[Array, int, int, Any], Array]] = {
+_DECODERS: dict[str, Callable[[Array, int, int, Backend], Array]] = {
     "u16": _u16_decode,
     "bitmap": _bitmap_decode,
     "gaps": _gaps_decode,
@@ -196,8 +207,7 @@ def _size(coding: str, indices: Array, n: int, backend: Backend) -> int:
     if k == 0:
         return 0
     if coding == "gaps":
-        widths = np.empty(-(-k // GAPS), np.uint8)
-        backend.family("indices").gaps_widths(indices, widths)
+        widths = _widths(indices, backend)
         return int(widths.size) + _bytes(_gap_bits(widths, k))
     return _fixed_size(coding, k, n)
 
@@ -245,7 +255,7 @@ def _checked(indices: Array, n: int, backend: Backend) -> Array:
         least, most = int(indices.min()), int(indices.max())
         if least < 0 or most >= n:
             raise ValueError(f"indices from {least} to {most}: they must be in [0, {n})")
-    indices = np.ascontiguousarray(indices, np.uint32).reshape(-1)
+    indices = indices.reshape(-1).astype(np.uint32, order="C", copy=False)
     if not backend.family("indices").ascending(indices, n):
         raise ValueError(f"{indices.size} indices: they must be strictly ascending and below {n}")
     return indices
@@ -272,20 +282,54 @@ def _check_padding(coding: str, data: Array, bits: int) -> None:
         )
 
 
-def _check_ones(coding: str, bits: Array, k: int, kernels: Any) -> None:
-    ones = kernels.bitmap_ones(bits)
+def _check_ones(coding: str, bits: Array, k: int, backend: Backend) -> None:
+    ones = backend.family("indices").bitmap_ones(bits)
     if ones != k:
         raise ProtocolError(f"indices as {coding}: {k} bits set, not {ones}")
 
 
+def _encoded(coding: str, indices: Array, n: int, backend: Backend) -> Array:
+    """Return checked indices as bytes."""
+    if indices.size == 0:
+        nothing: Array = backend.xp.empty(0, np.uint8)
+        return nothing
+    return _ENCODERS[coding](indices, n, backend)
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def _room(count: int, backend: Backend) -> Array:
+    """Return room for so many uint32."""
+    made: Array = backend.xp.empty(count, np.uint32)
+    return made
+
+
+def _buffer(data: Any, backend: Backend) -> Array:
+    """Return bytes as an array where the kernels want it: a view where they already are there."""
+    there = hasattr(data, "__cuda_array_interface__")
+    buffer: Array = backend.xp.asarray(data if there else np.frombuffer(data, np.uint8))
+    return buffer
+
+
+def _widths(indices: Array, backend: Backend) -> Array:
+    """Return the width of each block of gaps."""
+    widths: Array = backend.xp.empty(-(-indices.size // GAPS), np.uint8)
+    backend.family("indices").gaps_widths(indices, widths)
+    return widths
+
+
 def _aligned(data: Array, dtype: Any) -> Array:
-    """Return bytes as numbers: a view, or a copy if they lie where numbers must not."""
+    """Return bytes as numbers: a view, or a copy if they lie where numbers must not.
+
+    CuPy's arrays do not tell whether they are aligned, so theirs is always a copy.
+    """
     view: Array = data.view(dtype)
-    return view if view.flags.aligned else view.copy()
+    return view if getattr(view.flags, "aligned", False) else data.copy().view(dtype)
 
 
-def _words(data: Array) -> Array:
+def _words(data: Array, backend: Backend) -> Array:
     """Return bytes as uint32 words, with one more word, as readers take two at a time."""
-    words = np.zeros(data.size // 4 + 2, np.uint32)
+    words: Array = backend.xp.zeros(data.size // 4 + 2, np.uint32)
     words.view(np.uint8)[: data.size] = data
     return words

@@ -60,8 +60,9 @@ class _Means(Stage):
     ) -> tuple[Packed, Array, State]:
         """See `Stage.encode_residual`."""
         if residual is None:
-            # −0.0 and not 0.0: it leaves the signs of zeros as they are.
-            residual = backend.xp.full_like(packed.values, -0.0)
+            # −0.0 and not 0.0: it leaves the signs of zeros as they are. It is made of zeros, as
+            # CuPy fills with 0.0 whatever equals it.
+            residual = -backend.xp.zeros_like(packed.values)
         bits, scales = self._outputs(packed, backend)
         left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode_residual")

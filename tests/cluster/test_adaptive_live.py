@@ -12,6 +12,7 @@ from harness import Cluster, cluster
 
 from zkv.dtypes import Array
 from zkv.errors import Refused
+from zkv_codecs.auto import CANDIDATES
 
 SGD = "sgd:lr=1"
 SIZE = 5000
@@ -91,14 +92,14 @@ async def test_losses_reach_the_controller_from_batches_and_from_local_rounds() 
         assert last_loss(made) == 1.75
 
 
-async def test_auto_ends_at_none_on_loopback_and_says_why() -> None:
-    """Of 40 batches the last are dense: what crosses loopback costs less than encoding it."""
+async def test_auto_says_what_it_has_chosen_for_each_key_and_why() -> None:
+    """Which that is depends on the machine's speed: `scripts/bench_adaptive` shows that."""
     params: dict[Any, Array] = {"w": np.zeros(200_000, np.float32), "b": np.zeros(4, np.float32)}
     async with (
         cluster(2, optimizer=SGD, codec="auto") as made,
         crew(made, 2, params) as workers,
     ):
-        for turn in range(60):
+        for turn in range(30):
             batches = await all_begun(workers)
             for batch in batches:
                 batch.push("b", np.ones(4, np.float32))
@@ -108,10 +109,11 @@ async def test_auto_ends_at_none_on_loopback_and_says_why() -> None:
         await asyncio.gather(*(worker.leave() for worker in workers))
         (row,) = books(made)
     assert [one.keys() for one in rows] == [{"w"}] * 2
-    assert [one["w"]["codec"] for one in rows] == ["none"] * 2
+    assert {one["w"]["codec"] for one in rows} <= set(CANDIDATES)
+    assert {row["codec"]} <= set(row["codecs"]) <= set(CANDIDATES)
     assert row["key"] == "w"
-    assert row["bytes_before"] == 2 * 60 * 800_000
-    assert "'w' (200000 elements): none, " in row["why"]
+    assert row["bytes_before"] == 2 * 30 * 800_000
+    assert f"'w' (200000 elements): {row['codec']}, " in row["why"]
 
 
 async def test_live_changes_between_fixed_and_adaptive_codecs_lose_nothing() -> None:

@@ -124,7 +124,7 @@ def test_nothing_is_lost_while_codecs_change() -> None:
         codecs[sealed.codec] += 1
         link.chooser.looking = at == 40
         got += received(sealed, (SIZE,)).astype(np.float64)
-    memory = link.encoder._memories[0]
+    memory = link.encoder.memories.by_block[0]
     kept = memory.codec.carried(memory.state)
     rest = (0.0 if kept is None else kept) + (0.0 if memory.owed is None else memory.owed)
     np.testing.assert_allclose(got + rest, given, atol=2e-4)
@@ -142,7 +142,7 @@ def test_each_key_has_its_own_codec() -> None:
         sent = link.batch(there, {0: noise(at), 1: sparse, 2: noise(at, 10)})
     assert sent[0].codec != sent[1].codec == "topk:0.01+fp16"
     assert sent[2].form is None
-    rows = link.encoder.report(there)
+    rows = link.encoder.accounts.report(there)
     assert rows.keys() == {"noise", "sparse"}
     assert "topk:0.01+fp16+ef owes" in str(rows["noise"]["why"])
     assert str(rows["sparse"]["why"]).startswith("'sparse' (40000 elements): topk:0.01+fp16+ef, ")
@@ -155,7 +155,7 @@ def test_keys_of_a_bucket_share_a_codec_that_chooses_no_elements() -> None:
     for at in range(20):
         sealed = link.batch(there, {0: noise(at, 4000)})[0]
     assert sealed.codec == "onebit"
-    assert "'a and 1 more' (4000 elements)" in str(link.encoder.report(there)["b"]["why"])
+    assert "'a and 1 more' (4000 elements)" in str(link.encoder.accounts.report(there)["b"]["why"])
 
 
 def test_a_worker_without_a_link_chooses_none() -> None:

@@ -132,7 +132,7 @@ def test_the_report_names_what_was_saved_and_what_is_remembered() -> None:
     for batch, gradient in enumerate(gradients(0, 3)):
         one.encode(made, made.blocks[0], gradient, batch)
         one.encode(made, made.blocks[1], gradient[:10], batch)
-    (key, row), *others = one.report(made).items()
+    (key, row), *others = one.accounts.report(made).items()
     assert (key, others) == ("w", [])
     assert row["codec"] == "int8+ef"
     assert row["bytes_before"] == 3 * 4 * SIZE

@@ -254,7 +254,7 @@ def test_two_gradients_of_a_tied_key_are_refused_also_when_the_first_is_gone(two
         (np.ones((3, 2), np.float32), r"shape \(2, 3\) expected, given \(3, 2\)"),
         (np.ones(3, np.float32), r"shape \(2, 3\) expected, given \(3,\)"),
         (np.float32(1), r"shape \(2, 3\) expected, given \(\)"),
-        ([[1.0] * 3] * 2, "takes a NumPy array, not list"),
+        ([[1.0] * 3] * 2, "takes a NumPy array or one on a GPU, not list"),
         (np.ones((2, 3), np.float64), "dtype float32 expected, given float64"),
         (np.ones((2, 3), np.int32), "dtype float32 expected, given int32"),
         (np.ones((2, 3), ml_dtypes.bfloat16), "dtype float32 expected, given bfloat16"),

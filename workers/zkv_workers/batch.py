@@ -245,6 +245,6 @@ class AnyBatch:
             for bid, sealed in state.packer.rest():
                 self._feed(s.SendBlock(state.number, bid, sealed))
         skipped = state.packer.skipped()
-        if accounts := self._encoder.due(state.layout):
+        if accounts := self._encoder.accounts.due(state.layout):
             self._feed(s.Report(accounts))
         return lambda token: s.Finish(token, state.number, state.weight, skipped, state.loss)

@@ -12,10 +12,11 @@ from zkv.errors import PushRefused
 from zkv.layout import check_key
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
+from zkv_workers.devices import to_host
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.model import as_arrays, check_weight, specs_of
-from zkv_workers.packing import check_gradient, to_host, unpack
+from zkv_workers.packing import check_gradient, unpack
 
 Key = str | int
 
@@ -128,7 +129,7 @@ def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:
 
 def last_accounts(encoder: Encoder, driver: Driver) -> s.Report | None:
     """Return what the broker is still to be told of codecs when a worker leaves."""
-    accounts = encoder.latest(driver.session.layout)
+    accounts = encoder.accounts.latest(driver.session.layout)
     return s.Report(accounts) if accounts else None
 
 
@@ -156,7 +157,7 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
         "bytes_up": session.uploads.bytes_sent,
         "bytes_down": session.downloads.bytes_received,
         "bytes_unacknowledged": session.uploads.unacknowledged(),
-        "codecs": encoder.report(session.layout),
+        "codecs": encoder.accounts.report(session.layout),
     }
 
 

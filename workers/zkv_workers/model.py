@@ -17,8 +17,9 @@ from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
+from zkv_workers.devices import to_host
 from zkv_workers.encoding import Encoder
-from zkv_workers.packing import Packer, read_into, to_host, unpack_kids
+from zkv_workers.packing import Packer, read_into, unpack_kids
 
 Key = str | int
 

@@ -12,36 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from zkv.dtypes import DTYPES, Array, DType, dtype_of, stored_view, user_view
+from zkv.dtypes import DTYPES, Array, DType, dtype_of, user_view
 from zkv.errors import KeyMismatch
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
+from zkv_workers import devices
 from zkv_workers.encoding import Encoder, Sealed
 
 Key = str | int
 
 
-def to_host(array: Any) -> Any:
-    """Return a NumPy array: NumPy's scalars become 0-d, CuPy's arrays are copied from the GPU.
-
-    The copy is ordered on CuPy's current stream and waited for.
-    """
-    if isinstance(array, np.generic):
-        return np.asarray(array)
-    if hasattr(array, "__cuda_array_interface__") and hasattr(array, "get"):
-        return array.get()
-    return array
-
-
-def check_gradient(layout: Layout, key: Key, kid: int, array: Array) -> DType:
+def check_gradient(layout: Layout, key: Key, kid: int, array: Any) -> DType:
     """Check a pushed array against its key's spec and return the dtype.
 
     Raises:
         KeyMismatch: shape or dtype differ; both sides' are named. Nothing is broadcast or cast.
     """
     spec = layout.entries[kid].spec
-    if not isinstance(array, np.ndarray):
-        raise KeyMismatch(f"key {key!r}: push takes a NumPy array, not {type(array).__name__}")
+    if not isinstance(array, np.ndarray) and not devices.is_on_device(array):
+        raise KeyMismatch(
+            f"key {key!r}: push takes a NumPy array or one on a GPU, not {type(array).__name__}"
+        )
     dtype = dtype_of(array)
     if tuple(array.shape) != tuple(spec.shape):
         raise KeyMismatch(
@@ -67,41 +58,47 @@ class Packer:
         self._left_out: set[int] = set()
         self._kids = kids
         self._allowed = frozenset(kids)
-        self._pushed: dict[int, tuple[Key, weakref.ref[Array]]] = {}
+        self._pushed: dict[int, tuple[Key, weakref.ref[Any]]] = {}
         self._buckets: dict[int, tuple[Array, set[int]]] = {}
         self._spans: dict[int, dict[int, tuple[int, int]]] = {}
 
-    def add(self, key: Key, array: Array) -> list[tuple[int, Sealed]]:
+    def add(self, key: Key, array: Any) -> list[tuple[int, Sealed]]:
         """Take one key's gradient; return the blocks that are complete now, as (bid, payload).
+
+        Of a gradient on a device shape and dtype are looked at there, and it stays there if its
+        codec has kernels for that. All that reads it is done when this returns.
 
         Raises:
             UnknownKey, KeyMismatch: not a key of the model, pushed before, wrong shape or dtype.
             PushRefused: it has NaN or Inf, which its codec cannot send.
         """
-        layout, array = self._layout, to_host(array)
+        layout, given = self._layout, _taken(key, array)
         kid = layout.kid(key)
         if kid not in self._allowed:
             raise KeyMismatch(
                 f"key {key!r} is pushed by itself (it has a version of its own), "
                 "so it cannot be part of a batch; use worker.push"
             )
-        dtype = check_gradient(layout, key, kid, array)
+        dtype = check_gradient(layout, key, kid, given)
         if kid in self._pushed:
             other, before = self._pushed[kid]
             if other != key and before() is array:
                 return []
             tied = f" (it is tied to {other!r}: push the one gradient once)" if other != key else ""
             raise KeyMismatch(f"key {key!r} was already pushed in this batch{tied}")
-        flat = self._encoder.admit(layout, kid, stored_view(array, dtype))
-        self._pushed[kid] = (key, weakref.ref(array))
-        if flat is None:
-            self._left_out.add(kid)
-            return []
-        full = []
-        for block in layout.blocks_for([kid]):
-            done = self._fill(block, kid, flat)
-            if done is not None:
-                full.append((block.bid, done))
+        if not isinstance(given, np.ndarray) and not self._encoder.on_device(layout, kid):
+            given = devices.to_host(given)
+        with devices.working(devices.home(given)):
+            flat = self._encoder.admit(layout, kid, devices.stored_view(given, dtype))
+            self._pushed[kid] = (key, _named(array, given))
+            if flat is None:
+                self._left_out.add(kid)
+                return []
+            full = []
+            for block in layout.blocks_for([kid]):
+                done = self._fill(block, kid, flat)
+                if done is not None:
+                    full.append((block.bid, done))
         return full
 
     def _seal(self, block: BlockSpec, values: Array) -> Sealed:
@@ -136,6 +133,21 @@ class Packer:
     def skipped(self) -> tuple[int, ...]:
         """Return the keys that were not pushed."""
         return tuple(k for k in self._kids if k not in self._pushed or k in self._left_out)
+
+
+def _taken(key: Key, array: Any) -> Any:
+    try:
+        return devices.taken(array)
+    except ImportError as error:
+        raise KeyMismatch(f"key {key!r}: {error}") from error
+
+
+def _named(array: Any, given: Array) -> weakref.ref[Any]:
+    """Return what tells whether the same object is pushed again, under another name."""
+    try:
+        return weakref.ref(array)
+    except TypeError:  # a NumPy scalar, say
+        return weakref.ref(given)
 
 
 def ranges(block: BlockSpec) -> dict[int, tuple[int, int]]:

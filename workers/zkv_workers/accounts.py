@@ -1,0 +1,102 @@
+"""The books of one worker's codecs: what they have saved and cost, by block and by key."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from zkv import control as c
+from zkv.layout import Layout
+from zkv_workers.choosing import Unit
+from zkv_workers.memories import Memories
+
+EVERY_S = 5.0
+"""How often the broker is told."""
+KEYS_MAX = 256
+"""Keys that the broker is told of, the largest ones."""
+
+
+@dataclass(slots=True)
+class Account:
+    """What encoding one block has saved and cost."""
+
+    codec: str = "none"
+    """The one in use."""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    encode_s: float = 0.0
+    unit: Unit | None = None
+    """What the codec is chosen with, if by measurement."""
+
+    def add(self, codec: str, before: int, after: int, encode_s: float) -> None:
+        """Note one encoding."""
+        self.codec = codec
+        self.bytes_before += before
+        self.bytes_after += after
+        self.encode_s += encode_s
+
+
+@dataclass(slots=True)
+class Accounts:
+    """By block; those that were never encoded have none."""
+
+    memories: Memories
+    by_block: dict[int, Account] = field(default_factory=dict)
+    _next: float = 0.0
+
+    def of(self, bid: int) -> Account:
+        """Return a block's account."""
+        return self.by_block.setdefault(bid, Account())
+
+    def report(self, layout: Layout) -> dict[str | int, dict[str, float | str]]:
+        """Return, for each key that codecs have encoded: bytes before and after, seconds, and the
+        norm of what is remembered. Of a block of several keys, each has its part by elements."""
+        return {
+            layout.entries[kid].spec.key: {
+                "codec": one.codec,
+                "bytes_before": one.before,
+                "bytes_after": one.after,
+                "encode_s": one.encode_s,
+                "residual_norm": one.residual_norm,
+                "why": one.why,
+            }
+            for kid, one in self._by_key(layout).items()
+        }
+
+    def due(self, layout: Layout) -> list[c.Account]:
+        """Return what the broker is to be told now: nothing, if it was told a short while ago."""
+        now = time.monotonic()
+        if not self.by_block or now < self._next:
+            return []
+        self._next = now + EVERY_S
+        return self.latest(layout)
+
+    def latest(self, layout: Layout) -> list[c.Account]:
+        """Return the accounts of the keys of most bytes, 256 at most."""
+        return sorted(self._by_key(layout).values(), key=lambda one: -one.before)[:KEYS_MAX]
+
+    def _by_key(self, layout: Layout) -> dict[int, c.Account]:
+        sums: dict[int, list[float]] = {}
+        last: dict[int, Account] = {}
+        for bid, account in list(self.by_block.items()):
+            block, square = layout.blocks[bid], self.memories.by_block[bid].square()
+            of_block = (account.bytes_before, account.bytes_after, account.encode_s, square)
+            for segment in block.segments:
+                part = (segment.stop - segment.start) / max(1, block.size)
+                row = sums.setdefault(segment.kid, [0.0] * len(of_block))
+                for at, value in enumerate(of_block):
+                    row[at] += value * part
+                last[segment.kid] = account
+        return {
+            kid: c.Account(
+                kid,
+                last[kid].codec,
+                round(before),
+                round(after),
+                spent_s,
+                math.sqrt(square),
+                "" if (unit := last[kid].unit) is None else unit.why,
+            )
+            for kid, (before, after, spent_s, square) in sums.items()
+        }
