@@ -46,6 +46,8 @@ RULES = (
     "adam:lr=0.01",
     "adagrad:lr=0.1,lr_decay=0.1",
     "adagrad:lr=0.1,initial=0.5",
+    "sgd:lr=0.1;k1:lr=2x",
+    "sgd:lr=0.1;k1:weight_decay=0.1",
 )
 CHAINS = (
     "topk:0.1",
