@@ -62,6 +62,19 @@ async def test_each_payload_is_decoded_with_its_own_scale() -> None:
     np.testing.assert_allclose(got, [50.5, 24.5], atol=(1 / 127 + 100 / 127) / 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [("fp16;small=0", np.float32), ("fp16;small=0", np.float16), ("none", np.float16)],
+)
+async def test_the_mean_of_eight_halves_is_exact_where_their_sum_is_no_half(
+    text: str, dtype: type
+) -> None:
+    """D13: 8 · 20,000 is above 65,504, the largest float16; sums are float32."""
+    got = await mean_of(text, *(np.full(4, 20000, dtype) for _ in range(8)))
+    assert got.dtype == dtype
+    assert got.tolist() == [20000] * 4
+
+
 @pytest.mark.parametrize("text", PLAIN + REMEMBERING)
 async def test_every_shape_comes_back_as_it_was_sent(text: str) -> None:
     """D04, D05: scalars and empty arrays, beside others that are not disturbed."""
