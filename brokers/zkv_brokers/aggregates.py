@@ -10,7 +10,7 @@ Knows no values that are trained, no rules, no log.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -95,6 +95,7 @@ class Aggregation:
 
         `zeros_stay` says that a sparse sum will be used as such, and never made dense.
         """
+        shares = [self._counting(share) for share in shares]
         sparse = self._sparse(shares, 1 if zeros_stay else MANY)
         if sparse is not None:
             return sparse
@@ -116,6 +117,11 @@ class Aggregation:
     def _factor(self, share: Share) -> float:
         scale = self.staleness.factor(share.staleness) if self.dtype.floating else 1.0
         return (share.weight if self.mean else 1.0) * scale
+
+    def _counting(self, share: Share) -> Share:
+        """Return the share without its payload if it skips all keys of the block."""
+        skips_all = share.skipped.issuperset(self.block.kids)
+        return replace(share, payload=None) if skips_all else share
 
     def _skipped(self, share: Share) -> bool:
         """Return whether some keys of the block do not count, whatever was sent of them."""

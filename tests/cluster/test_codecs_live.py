@@ -15,6 +15,7 @@ from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
 from zkv.errors import PushRefused, Refused
 from zkv.sums import weighted_mean
+from zkv_brokers.aggregates import by_key
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.packed import dense
 from zkv_codecs.spec import codec
@@ -238,3 +239,6 @@ async def test_stats_and_status_say_what_a_codec_saves() -> None:
         assert worker.stats()["bytes_up"] == 20_000 + 16 + 5080 + 16
         assert (await worker.status())["codec"] == "int8+ef"
         assert model(made).rules.codec == "int8+ef"
+        timed = [by_key(one.shard.layout, one.shard.store.decode_s) for one in made.servers]
+        assert [key for times in timed for key in times] == ["w"]
+        assert all(seconds > 0 for times in timed for seconds in times.values())

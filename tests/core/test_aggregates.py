@@ -291,8 +291,21 @@ def test_a_sum_is_sparse_while_few_elements_are_sent(backend: Backend) -> None:
     assert not kept(2, 20, False)
 
 
+@backends
+def test_what_was_sent_of_a_skipped_key_changes_no_bit(backend: Backend) -> None:
+    """Not even by making +0.0 a -0.0, where the others have sent nothing."""
+    store, block = store_of(8, backend, "assign")
+    store.put(block, np.ones(8, np.float32))
+    sent = Share(1.0, frame([1.0], [2], 8), frozenset())
+    for payload in (frame([5.0], [3], 8), np.ones(8, np.float32)):
+        shares = [Share(1.0, payload, frozenset({0})), sent]
+        assert [bits(one) for one in sums(store, block, shares)] == [
+            np.eye(1, 8, 2, dtype=np.float32).tobytes()
+        ] * 2
+
+
 def test_a_sum_with_anything_else_in_it_is_dense() -> None:
-    store, block = store_of(64, NUMPY)
+    store, block = store_of(64, NUMPY, cut=40)
     store.put(block, np.zeros(64, np.float32))
     one = frame([1.0], [1], 64)
     vote = codec("topk:0.1+majority").chain
@@ -304,7 +317,9 @@ def test_a_sum_with_anything_else_in_it_is_dense() -> None:
             return is_sparse(store.aggregate(block, shares))
 
     assert kept(other)
-    assert kept(other, Share(1.0, None, frozenset({0})))
+    assert kept(other, Share(1.0, None, frozenset({0, 1})))
+    # Whatever was sent, it does not count.
+    assert kept(other, Share(1.0, np.ones(64, np.float32), frozenset({0, 1})))
     for share in (
         Share(1.0, np.ones(64, np.float32), frozenset()),
         Share(1.0, one, frozenset({0})),
