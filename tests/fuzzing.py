@@ -15,8 +15,9 @@ import numpy as np
 from codec_texts import PLAIN, REMEMBERING
 
 from zkv.data_messages import Form
+from zkv.dtypes import Array
 from zkv.errors import ProtocolError
-from zkv_codecs.backend import Backend, fastest
+from zkv_codecs.backend import NUMPY, Backend, fastest
 from zkv_codecs.frames import from_payload, to_payload
 from zkv_codecs.packed import dense
 from zkv_codecs.spec import codec
@@ -64,11 +65,25 @@ def spoiled(
     return text, Form(*fields), bytes(raw)
 
 
+def decoded(
+    text: str, form: Form, payload: Array, shape: Any, backend: Backend
+) -> tuple[Array, Array] | None:
+    """Return what one backend's kernels make of it, alone and in a sum; None: it is refused."""
+    try:
+        arrived = from_payload(text, form, payload, shape, backend)
+    except ProtocolError:
+        return None
+    values = arrived.chain.decode(arrived.packed, backend).values
+    total = np.zeros(values.size, np.float32)
+    arrived.chain.add(arrived.packed, 2.0, total, backend)
+    return values, total
+
+
 def try_one(number: int, seed: int, backend: Backend) -> bool:
     """Decode one; return whether it was refused.
 
     Raises:
-        AssertionError: neither numbers nor a ProtocolError.
+        AssertionError: neither numbers nor a ProtocolError, or others than NumPy's kernels give.
     """
     chance = np.random.default_rng([seed, number])
     texts = PLAIN + REMEMBERING
@@ -76,18 +91,17 @@ def try_one(number: int, seed: int, backend: Backend) -> bool:
     text, form, payload = spoiled(chance, text, form, payload, texts)
     size = int(np.prod(shape, dtype=np.int64))
     where = f"number {number} of seed {seed}: {text} {form} {shape} {payload.hex()[:200]}"
+    raw = np.frombuffer(payload, np.uint8)
     try:
-        arrived = from_payload(text, form, np.frombuffer(payload, np.uint8), shape)
-        values = arrived.chain.decode(arrived.packed, backend).values
-        total = np.zeros(size, np.float32)
-        arrived.chain.add(arrived.packed, 2.0, total, backend)
-    except ProtocolError:
-        return True
+        ours, reference = (decoded(text, form, raw, shape, one) for one in (backend, NUMPY))
     except Exception as error:
         raise AssertionError(where) from error
-    assert values.dtype == np.float32, where
-    assert values.size == size, where
-    return False
+    assert (ours is None) == (reference is None), where
+    for found, expected in zip(ours or (), reference or (), strict=True):
+        assert found.dtype == np.float32, where
+        assert found.size == size, where
+        assert found.tobytes() == expected.tobytes(), where
+    return ours is None
 
 
 def run(count: int, seed: int) -> int:

@@ -32,7 +32,7 @@ from zkv.sums import divided, tree_sum, weighted, weighted_mean
 from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
-from zkv_brokers.store import spans
+from zkv_brokers.aggregates import spans
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import aligned, from_payload
 from zkv_codecs.packed import Packed, seed_of

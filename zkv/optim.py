@@ -20,7 +20,17 @@ import numpy as np
 
 from zkv.update_pieces import PIECES, Array, Slots
 
-__all__ = ["RULES", "Rule", "clip_factor", "init_slots", "rule", "square_sum", "update"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "clip_factor",
+    "init_slots",
+    "rule",
+    "square_sum",
+    "square_sum_of",
+    "stays_where_zero",
+    "update",
+]
 
 PIECE_ELEMENTS = 32 * 1024
 """Elements worked on at a time: the pieces of all arrays of a rule stay in a core's own cache."""
@@ -215,6 +225,19 @@ def update(
     return out
 
 
+def stays_where_zero(rule: Rule) -> bool:
+    """Whether an element with a gradient of +0.0 keeps its bits and those of its state.
+
+    So it is with sgd and adagrad without weight decay: they add -0.0 to the value, and adagrad 0 to
+    its sum. All others decay something, or, as assign does, take the zero for the value.
+    """
+    hyper = dict(rule.hyper)
+    if rule.name not in ("sgd", "adagrad") or hyper["weight_decay"]:
+        return False
+    # Without eps adagrad divides by the root of a sum that may be 0.
+    return rule.name == "sgd" or bool(np.float32(hyper["eps"]) > 0)
+
+
 def square_sum(gradient: Array) -> float:
     """Sum of the squares of all elements, accumulated in float64.
 
@@ -223,10 +246,32 @@ def square_sum(gradient: Array) -> float:
     dtype; TypeError for complex ones.
     """
     flat = gradient.reshape(-1)
+    pieces = (flat[cut].astype(np.float64, casting="same_kind") for cut in _cuts(len(flat)))
+    return _squares_of(pieces)
+
+
+def square_sum_of(positions: Array, values: Array, size: int) -> float:
+    """What `square_sum` gives for `size` elements, all 0 but those at `positions`, to the bit.
+
+    `positions` are ascending, those of `values`. One piece at a time is made dense, as the order of
+    the additions is that of a dense array.
+    """
+
+    def pieces() -> Iterator[Array]:
+        for cut in _cuts(size):
+            low, high = np.searchsorted(positions, (cut.start, cut.stop))
+            piece = np.zeros(cut.stop - cut.start)
+            piece[positions[low:high] - cut.start] = values[low:high]
+            yield piece
+
+    return _squares_of(pieces())
+
+
+def _squares_of(pieces: Iterator[Array]) -> float:
+    """Sum the squares of float64 arrays, which are overwritten."""
     total = 0.0
     with np.errstate(all="ignore"):
-        for cut in _cuts(len(flat)):
-            piece = flat[cut].astype(np.float64, casting="same_kind")
+        for piece in pieces:
             total += float(np.add.reduce(np.multiply(piece, piece, out=piece)))
     return total
 

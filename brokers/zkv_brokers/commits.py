@@ -9,9 +9,10 @@ from zkv.errors import ProtocolError
 from zkv.optim import clip_factor
 from zkv.optimizer_spec import OptimizerSpec
 from zkv.wire import MODEL, BlockSpec
+from zkv_brokers.aggregates import Share
 from zkv_brokers.bases import Bases
 from zkv_brokers.contributions import Contributions
-from zkv_brokers.store import Share, Store
+from zkv_brokers.store import Store
 
 
 class Commits:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from zkv.marks import Marks
 from zkv.wire import NO_BATCH, ContributionId
-from zkv_brokers.store import Payload
+from zkv_brokers.aggregates import Payload
 
 
 @dataclass(slots=True)

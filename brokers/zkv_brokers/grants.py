@@ -17,7 +17,8 @@ from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.window import Window
 from zkv.wire import MODEL, BlockSpec
-from zkv_brokers.store import Pinned, Store, spans
+from zkv_brokers.aggregates import spans
+from zkv_brokers.store import Pinned, Store
 
 RESEND_S = 4.0
 """Twice a worker's own pause, which asks for what it misses: this is for a lost `Got`."""

@@ -9,7 +9,8 @@ from zkv import data_messages as d
 from zkv.dtypes import Array, all_finite, narrow
 from zkv.errors import ProtocolError
 from zkv.wire import SEEDS, BlockSpec
-from zkv_brokers.store import Payload, Store, spans
+from zkv_brokers.aggregates import Payload, spans
+from zkv_brokers.store import Store
 from zkv_codecs.frames import aligned, from_payload
 
 Problem = tuple[str | int, str]
@@ -26,6 +27,7 @@ def admit(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Pa
     first = layout.entries[block.segments[0].kid].spec
     seeds = message.contribution.group == SEEDS
     if message.form is not None and not seeds and layout.dtype(block).floating:
+        began = store.clock()
         try:
             sent = from_payload(
                 message.codec, message.form, aligned(payload), layout.shape(block), store.backend
@@ -36,6 +38,8 @@ def admit(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Pa
             wide = sent.chain.decode(sent.packed, store.backend).values
         except ProtocolError as error:
             return first.key, str(error)
+        finally:
+            store.decoded(block.bid, store.clock() - began)
         values = narrow(wide.astype(layout.dtype(block).wide, copy=False), layout.dtype(block))
         return _check_values(store, block, values) or values
     if message.codec != "none" or message.form is not None:

@@ -7,6 +7,7 @@ simulated cluster run this same class.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zkv import control as c
@@ -65,11 +66,22 @@ Action = SendControl | ToWorker | Prepare | Note | Failed
 
 
 class Node:
-    """One life of one server. `instance` is a number that no other process has."""
+    """One life of one server. `instance` is a number that no other process has.
 
-    def __init__(self, config: NodeConfig, *, instance: int, now: float) -> None:
+    `clock` (seconds) tells how long decoding takes. Only figures come of it, so a replay does
+    without.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        instance: int,
+        now: float,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.config = config
-        self.shard = Shard(window_bytes=config.window_bytes)
+        self.shard = Shard(window_bytes=config.window_bytes, clock=clock)
         self.welcome: c.ServerWelcome | None = None
         self.failed: ZkvError | None = None
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import zmq
 from zkv.data_messages import Data, Done, Greet, Push, decode_data, encode_data
 from zkv.errors import ProtocolError
 from zkv.wire import split_route
+from zkv_brokers import aggregates
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.node import Action, Failed, Node, NodeConfig, Note, SendControl
 from zkv_brokers.recording import Recorder, digest_of
@@ -111,7 +113,7 @@ class Server:
             broker_lost_s=config.broker_lost_s,
         )
         instance, now = net.instance_number(), self._now()
-        self.node = Node(node_config, instance=instance, now=now)
+        self.node = Node(node_config, instance=instance, now=now, clock=time.perf_counter)
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.server(node_config, instance, now)
@@ -192,6 +194,7 @@ class Server:
     def _prepare(self, plans: tuple[Plan, ...]) -> None:
         for plan in plans:
             plan.warm(self.shard.store.backend)
+            aggregates.warm(plan, self.shard.store.backend)
 
     def _send_data(self, incarnation: int, header: bytes, payload: Any) -> None:
         route = self._routes.get(incarnation)

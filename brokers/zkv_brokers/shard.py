@@ -8,6 +8,7 @@ order, keeps contributions until the log settles them, and sends what grants say
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -82,16 +83,19 @@ class _Parked:
 
 
 class Shard:
-    """One server's part of the model. `number` is set by the broker's welcome."""
+    """One server's part of the model. `number` is set by the broker's welcome.
 
-    def __init__(self, *, window_bytes: int) -> None:
+    `clock` is the store's.
+    """
+
+    def __init__(self, *, window_bytes: int, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.number = 0
         self.term = 0
         self.index = 0
         """Entries applied: the next one has this index."""
         self.started = False
         self.layout = Layout()
-        self.store = Store(self.layout)
+        self.store = Store(self.layout, clock)
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions)
         self.grants = Grants(self.store, window_bytes=window_bytes)
@@ -121,7 +125,8 @@ class Shard:
             case FromWorker(message, payload):
                 self._from_worker(message, payload, out, now)
             case Reset():
-                self.__init__(window_bytes=self.grants.window_bytes)  # type: ignore[misc]
+                window, clock = self.grants.window_bytes, self.store.clock
+                self.__init__(window_bytes=window, clock=clock)  # type: ignore[misc]
         return out
 
     def turn_over(self, now: float) -> list[Action]:

@@ -7,6 +7,7 @@ log.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,22 +15,25 @@ import numpy as np
 
 from zkv.dtypes import Array, DType, narrow, widen
 from zkv.layout import Layout
-from zkv.optim import Rule, init_slots, square_sum, update
+from zkv.optim import Rule, init_slots, square_sum, square_sum_of, stays_where_zero, update
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.staleness import Staleness
-from zkv.sums import divided, tree_sum, weighted
+from zkv.sums import divided
 from zkv.wire import MODEL, BlockSpec, Segment
+from zkv_brokers.aggregates import (
+    Aggregation,
+    Share,
+    SparseSum,
+    Total,
+    present_in,
+    spans,
+    total_weight,
+)
 from zkv_brokers.views import Views
 from zkv_codecs.backend import fastest
-from zkv_codecs.feedback import Encoded
-from zkv_codecs.signs import majority
 
 PLAIN_DEFAULT = "assign"
 MODEL_DEFAULT = "sgd:lr=0.01"
-
-
-Payload = Array | Encoded
-"""What is kept of a pushed block: stored values, or what a codec has made of them."""
 
 
 @dataclass(slots=True)
@@ -50,18 +54,6 @@ class BlockState:
     slots: tuple[Array, ...] = ()
     counts: dict[int, int] = field(default_factory=dict)
     """How many updates each key in the block has had."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one contribution says of one block: its payload (None: no key of it), skipped keys."""
-
-    weight: float
-    payload: Payload | None
-    skipped: frozenset[int]
-    staleness: int = 0
-    base: Array | None = None
-    """The values that it was computed on, where delay compensation needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +83,16 @@ class Settings:
 
 
 class Store:
-    """The blocks of one server. `layout` is shared with the shard that drives this."""
+    """The blocks of one server. `layout` is shared with the shard that drives this.
 
-    def __init__(self, layout: Layout) -> None:
+    `clock` gives seconds, and is read for figures alone: nothing is decided by it.
+    """
+
+    def __init__(self, layout: Layout, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.layout = layout
+        self.clock = clock
+        self.decode_s: dict[int, float] = {}
+        """Seconds spent on decoding what workers have pushed, by block; `by_key` spreads them."""
         self.settings = Settings.default()
         self.blocks: dict[int, BlockState] = {}
         self.backend = fastest()
@@ -148,10 +146,15 @@ class Store:
         state.master = None if state.master is None else left(state.master)
         state.slots = tuple(left(slot) for slot in state.slots)
         self.views.cut(before.bid, state.current.values)
+        if before.bid in self.decode_s:
+            moved = (span[1] - span[0]) / max(1, before.size) * self.decode_s[before.bid]
+            self.decode_s[before.bid] -= moved
+            self.decode_s[bid] = moved
 
     def drop(self, bid: int) -> None:
         """Forget a block."""
         self.blocks.pop(bid, None)
+        self.decode_s.pop(bid, None)
         self.views.drop(bid)
 
     def granted(self, block: BlockSpec, version: int) -> Pinned:
@@ -169,59 +172,33 @@ class Store:
             return self._own_rules[text]
         return self.settings.model if self.layout.group_of[kid] == MODEL else self.settings.plain
 
-    def aggregate(self, block: BlockSpec, shares: Sequence[Share]) -> Array | None:
+    def aggregate(
+        self, block: BlockSpec, shares: Sequence[Share], *, zeros_stay: bool = False
+    ) -> Total | None:
         """Return the reduced gradient of a block in its wide dtype, or None if all skip all of it.
 
-        The weighted sum over the fixed tree of rule 15, not divided yet. All keys of a block have
-        the same `reduce`, by the way that buckets are made.
+        The weighted sum over the fixed tree of rule 15, not divided yet; it may be sparse, and is
+        so sooner if the rules let elements alone whose gradient is zero (`zeros_stay`). All keys of
+        a block have the same `reduce`, by the way that buckets are made.
         """
         dtype = self.layout.dtype(block)
-        mean = self.reduces_by_mean(block)
-        stale = self.settings.staleness
-
-        def factor(share: Share) -> float:
-            scale = stale.factor(share.staleness) if dtype.floating else 1.0
-            return (share.weight if mean else 1.0) * scale
-
-        def add(at: int, total: Array) -> bool:
-            share = shares[at]
-            sent = share.payload
-            if not isinstance(sent, Encoded) or share.base is not None or share.skipped:
-                return False
-            sent.chain.add(sent.packed, factor(share), total, self.backend)
-            return True
-
-        def term(at: int) -> Array | None:
-            share = shares[at]
-            if share.payload is None:
-                return None
-            wide = self._decoded(share.payload, dtype)
-            if share.base is not None:
-                now = self._wide_values(block, dtype)
-                wide = stale.compensated(wide, now, widen(share.base, dtype))
-            fresh = weighted(wide, factor(share))
-            for segment, start, stop in spans(block) if share.skipped else ():
-                if segment.kid in share.skipped:
-                    # Whatever was sent there. Adding -0.0 changes no bit of a sum (+0.0 would turn
-                    # -0.0 around), so that it is as if the key had a block of its own.
-                    fresh[start:stop] = -0.0
-            return fresh
-
-        total = tree_sum(term, len(shares), add)
-        votes = any(
-            isinstance(one.payload, Encoded) and one.payload.chain.is_vote for one in shares
+        aggregation = Aggregation(
+            block,
+            dtype,
+            self.reduces_by_mean(block),
+            self.settings.staleness,
+            self._wide_values(block, dtype),
+            self.backend,
+            self.clock,
         )
-        if total is None or not votes:
-            return total
-        decided = majority(total, self.backend).astype(total.dtype, copy=False)
-        # It is divided by the weights later on, as a sum is.
-        return decided * decided.dtype.type(total_weight(shares)) if mean else decided
+        total = aggregation.total(shares, zeros_stay)
+        self.decoded(block.bid, aggregation.decode_s)
+        return total
 
-    def _decoded(self, payload: Payload, dtype: DType) -> Array:
-        if not isinstance(payload, Encoded):
-            return widen(payload, dtype)
-        values = payload.chain.decode(payload.packed, self.backend).values
-        return values.astype(dtype.wide, copy=False)
+    def decoded(self, bid: int, seconds: float) -> None:
+        """Note what it took to decode frames of a block."""
+        if seconds:
+            self.decode_s[bid] = self.decode_s.get(bid, 0.0) + seconds
 
     def _wide_values(self, block: BlockSpec, dtype: DType) -> Array:
         state = self.blocks[block.bid]
@@ -240,10 +217,15 @@ class Store:
         total = self.aggregate(block, shares)
         if total is None:
             return 0.0
-        return sum(
-            square_sum(divided(total[run.start : run.stop], run.divisor))
-            for run in self._runs(block, shares, version)
-        )
+        found = 0.0
+        for run in self._runs(block, shares, version):
+            if isinstance(total, SparseSum):
+                part = total.part(run.start, run.stop)
+                values = divided(part.values, run.divisor)
+                found += square_sum_of(part.positions, values, part.size)
+            else:
+                found += square_sum(divided(total[run.start : run.stop], run.divisor))
+        return found
 
     def commit(
         self,
@@ -257,8 +239,9 @@ class Store:
         Return whether any key had an update. `scale(spec)` is the factor of global-norm clipping
         (1.0 for none).
         """
-        total = self.aggregate(block, shares)
         runs = list(self._runs(block, shares, version))
+        zeros_stay = all(stays_where_zero(run.rule) for run in runs)
+        total = self.aggregate(block, shares, zeros_stay=zeros_stay)
         if total is None or not runs:
             return False
         dtype = self.layout.dtype(block)
@@ -267,28 +250,42 @@ class Store:
         if state.current.pins:
             state.current = Pinned(state.current.values.copy())
         values = state.current.values
+        factor = scale(self.spec_for(block.segments[0].kid))
         for run in runs:
-            cut = slice(run.start, run.stop)
-            gradient = divided(total[cut], run.divisor)
-            factor = scale(self.spec_for(block.segments[0].kid))
+            # What is NaN or infinite times zero is not zero.
+            zeros_stay = stays_where_zero(run.rule) and math.isfinite(factor)
+            where, sums = _part_of(total, run, zeros_stay)
+            gradient = divided(sums, run.divisor)
             if factor != 1.0:
                 gradient = gradient * gradient.dtype.type(factor)
-            self._apply(state, values, cut, gradient, run, dtype)
+            self._apply(state, values, where, gradient, run, dtype)
         return True
 
     def _apply(
-        self, state: BlockState, values: Array, cut: slice, gradient: Array, run: _Run, dtype: DType
+        self,
+        state: BlockState,
+        values: Array,
+        where: slice | Array,
+        gradient: Array,
+        run: _Run,
+        dtype: DType,
     ) -> None:
+        """Update the elements at `where`, in place: a slice, or positions."""
         if run.rule.name == "assign":
-            values[cut] = narrow(gradient, dtype)
+            values[where] = narrow(gradient, dtype)
             if state.master is not None:
-                state.master[cut] = gradient
+                state.master[where] = gradient
             return
         target = values if state.master is None else state.master
-        part, slots = target[cut], tuple(slot[cut] for slot in state.slots)
+        part, slots = target[where], tuple(slot[where] for slot in state.slots)
         update(run.rule, part, slots, gradient, lr=run.lr, count=run.count, out=(part, slots))
+        if not isinstance(where, slice):
+            # Positions gave copies; slices are views, and done.
+            target[where] = part
+            for slot, fresh in zip(state.slots, slots, strict=True):
+                slot[where] = fresh
         if state.master is not None:
-            values[cut] = narrow(part, dtype)
+            values[where] = narrow(part, dtype)
 
     def _prepare(self, state: BlockState, runs: Sequence[_Run], dtype: DType) -> None:
         """Make fresh state where the rule is not the one that the state belongs to."""
@@ -348,14 +345,15 @@ class Store:
             counts[segment.kid] += 1
 
 
-def total_weight(shares: Sequence[Share]) -> float:
-    """Return the samples in all these shares, summed in float64."""
-    return float(np.sum(np.asarray([share.weight for share in shares], dtype=np.float64)))
-
-
-def present_in(shares: Sequence[Share], kid: int) -> list[Share]:
-    """Return the shares that hold a gradient for this key."""
-    return [share for share in shares if share.payload is not None and kid not in share.skipped]
+def _part_of(total: Total, run: _Run, zeros_stay: bool) -> tuple[slice | Array, Array]:
+    """Return the elements of a run that are to be updated, a slice or positions, and their sums."""
+    cut = slice(run.start, run.stop)
+    if not isinstance(total, SparseSum):
+        return cut, total[cut]
+    part = total.part(run.start, run.stop)
+    if not zeros_stay:
+        return cut, part.dense()
+    return part.positions + run.start, part.values
 
 
 def _alike(one: _Run, two: _Run) -> bool:
@@ -366,12 +364,3 @@ def _alike(one: _Run, two: _Run) -> bool:
         two.count,
         two.divisor,
     )
-
-
-def spans(block: BlockSpec) -> Iterator[tuple[Segment, int, int]]:
-    """Yield each segment of a block with its element range inside the block."""
-    start = 0
-    for segment in block.segments:
-        stop = start + segment.stop - segment.start
-        yield segment, start, stop
-        start = stop

@@ -111,6 +111,12 @@ class Chain(Stage):
         packed = Chain(self.stages[1:]).decode(packed, backend)
         self.stages[0].add(packed, weight, total, backend)
 
+    def chosen(self, packed: Packed, backend: Backend) -> tuple[Array, Array]:
+        """Return what a sparse chain has sent: float32 values, and their positions (uint32,
+        strictly ascending) in the flat dense array. Neither may be written to."""
+        packed = Chain(self.stages[1:]).decode(packed, backend)
+        return packed.values, self.stages[0].positions(packed, backend)
+
     def sizes(self, count: int) -> Sizes:
         """See `Stage.sizes`."""
         return self.sizes_after(Sizes(np.dtype(np.float32), count), (count,))

@@ -29,6 +29,16 @@ def kept(ratio: float, n: int) -> int:
     return max(1, -(-exact.numerator * n // exact.denominator)) if n else 0
 
 
+def add_at(values: Array, positions: Array, weight: float, total: Array, backend: Backend) -> None:
+    """Add weight · values to `total` (float32 or float64) at these positions, in place.
+
+    Each product is rounded to the dtype of `total`, as `Stage.add` has it.
+    """
+    kernels = backend.family("sparse")
+    add = kernels.add if total.dtype == np.float32 else kernels.add_wide
+    add(values, positions, weight, total)
+
+
 class Sparsifier(Stage):
     """A stage that turns dense values into a few of them and their positions."""
 
@@ -48,9 +58,7 @@ class Sparsifier(Stage):
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """Add weight · values to `total` where they belong; nothing else of it is touched."""
-        kernels = backend.family("sparse")
-        add = kernels.add if total.dtype == np.float32 else kernels.add_wide
-        add(packed.values, self.positions(packed, backend), weight, total)
+        add_at(packed.values, self.positions(packed, backend), weight, total, backend)
 
 
 @dataclass(frozen=True, slots=True)

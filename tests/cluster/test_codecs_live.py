@@ -15,6 +15,7 @@ from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
 from zkv.errors import PushRefused, Refused
 from zkv.sums import weighted_mean
+from zkv_brokers.aggregates import by_key
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.packed import dense
 from zkv_codecs.spec import codec
@@ -60,6 +61,19 @@ async def test_each_payload_is_decoded_with_its_own_scale() -> None:
         "int8;small=0", np.array([1, -1], np.float32), np.array([100, 50], np.float32)
     )
     np.testing.assert_allclose(got, [50.5, 24.5], atol=(1 / 127 + 100 / 127) / 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [("fp16;small=0", np.float32), ("fp16;small=0", np.float16), ("none", np.float16)],
+)
+async def test_the_mean_of_eight_halves_is_exact_where_their_sum_is_no_half(
+    text: str, dtype: type
+) -> None:
+    """D13: 8 · 20,000 is above 65,504, the largest float16; sums are float32."""
+    got = await mean_of(text, *(np.full(4, 20000, dtype) for _ in range(8)))
+    assert got.dtype == dtype
+    assert got.tolist() == [20000] * 4
 
 
 @pytest.mark.parametrize("text", PLAIN + REMEMBERING)
@@ -225,3 +239,6 @@ async def test_stats_and_status_say_what_a_codec_saves() -> None:
         assert worker.stats()["bytes_up"] == 20_000 + 16 + 5080 + 16
         assert (await worker.status())["codec"] == "int8+ef"
         assert model(made).rules.coding.up.text == "int8+ef"
+        timed = [by_key(one.shard.layout, one.shard.store.decode_s) for one in made.servers]
+        assert [key for times in timed for key in times] == ["w"]
+        assert all(seconds > 0 for times in timed for seconds in times.values())

@@ -207,6 +207,30 @@ def test_a_read_only_array_compiles_nothing_and_is_not_written_to(stage: Stage) 
     assert all(len(f.signatures) <= 1 for f in compiled)
 
 
+@needs_numba
+@given(
+    size=st.integers(1, 3000) | st.sampled_from([63, 64, 65, 128]),
+    shares=st.lists(st.sampled_from([0.0, 0.001, 0.05, 0.9, 1.0]), max_size=9),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_positions_are_merged_alike(size: int, shares: list[float], seed: int) -> None:
+    """Every position once, ascending, and each given one is found where its slot says."""
+    chance = np.random.default_rng(seed)
+    given_ = [np.flatnonzero(chance.random(size) < share) for share in shares]
+    indices = np.concatenate([*given_, np.empty(0, np.int64)]).astype(np.uint32)
+    indices.setflags(write=False)
+    found = []
+    for backend in (NUMPY, NUMBA):
+        positions, slots = np.full((2, indices.size), 7, np.uint32)
+        count = backend.family("sparse").merge(indices, size, positions, slots)
+        found.append((positions[:count].tolist(), slots.tolist()))
+    assert found[0] == found[1]
+    positions = np.array(found[0][0], np.uint32)
+    assert set(found[0][0]) == set(indices.tolist())
+    assert np.all(np.diff(positions.astype(np.int64)) > 0)
+    assert np.array_equal(positions[slots], indices)
+
+
 # --- laws of all ------------------------------------------------------------------------------
 
 

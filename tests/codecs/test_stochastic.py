@@ -294,6 +294,14 @@ def test_codes_of_ternary_numbers(backend: Backend) -> None:
 
 
 @each_backend
+def test_ternary_nothing_is_plus_zero_whatever_scale_a_peer_sends(backend: Backend) -> None:
+    """Codes 0 and 2; no encoder makes a negative scale."""
+    codes, scales, out = np.array([0b10_00_11_01], np.uint8), f4(-2), f4(9, 9, 9, 9)
+    backend.family("random").ternary_decode(codes, scales, 64, out)
+    assert out.tobytes() == f4(-2, 2, 0, 0).tobytes()
+
+
+@each_backend
 def test_qsgd_counts_in_parts_of_the_length(backend: Backend) -> None:
     """‖(3, −4)‖ = 5, so with 5 levels both are whole; −4 alone is the whole length."""
     sent = encoded(Qsgd(5), f4(3, -4, 0), backend, 8)

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zkv import optim
-from zkv.optim import RULES, Rule, clip_factor, init_slots, rule, square_sum, update
+from zkv.optim import (
+    RULES,
+    Rule,
+    clip_factor,
+    init_slots,
+    rule,
+    square_sum,
+    square_sum_of,
+    stays_where_zero,
+    update,
+)
 
 FLOATS = (np.float32, np.float64)
 VARIED = (
@@ -384,6 +394,48 @@ def test_square_sum_depends_on_the_elements_and_not_on_their_memory(seed: int, l
     spread = np.empty(2 * length, np.float32)[::2]
     shifted[:], spread[:] = numbers, numbers
     assert square_sum(numbers) == square_sum(shifted) == square_sum(spread)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    length=st.integers(0, 3 * optim.PIECE_ELEMENTS) | st.integers(0, 300),
+    share=st.sampled_from([0.0, 0.001, 0.1, 1.0]),
+    dtype=st.sampled_from(FLOATS),
+    kind=st.sampled_from([np.uint32, np.int64]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_square_sum_of_a_few_elements_is_that_of_the_dense_array_to_the_bit(
+    seed: int, length: int, share: float, dtype: Any, kind: Any
+) -> None:
+    rng = np.random.default_rng(seed)
+    positions = np.flatnonzero(rng.random(length) < share).astype(kind)
+    values = (rng.normal(size=positions.size) * 10.0 ** rng.integers(-9, 9)).astype(dtype)
+    dense = np.zeros(length, dtype)
+    dense[positions] = values
+    assert square_sum_of(positions, values, length) == square_sum(dense)
+
+
+@given(case=cases())
+def test_an_element_stays_where_the_gradient_is_zero_if_the_rule_says_so(
+    case: dict[str, Any],
+) -> None:
+    if not stays_where_zero(case["rule"]):
+        return
+    value = case["value"]
+    value[::3] = -0.0
+    value[1::7] = np.inf
+    nothing = np.zeros_like(value)
+    options = {"lr": case["lr"], "count": case["count"]}
+    after, slots = update(case["rule"], value, case["slots"], nothing, **options)
+    assert bits(after) == bits(value)
+    assert [bits(one) for one in slots] == [bits(one) for one in case["slots"]]
+
+
+def test_the_rules_that_let_elements_stay() -> None:
+    staying = {text for text in VARIED if stays_where_zero(rule(text))}
+    assert staying == {"sgd", "adagrad:initial=0.5,lr_decay=0.01"}
+    # In float32 this is 0, and 0 / 0 is not.
+    assert not stays_where_zero(rule("adagrad:eps=1e-50"))
 
 
 @given(st.floats(0, 1e300), st.floats(1e-300, 1e300))

@@ -1,4 +1,4 @@
-"""Sparsifiers in Numba: the functions of `numpy_sparse`, bit for bit, out of three files."""
+"""Sparsifiers in Numba: the functions of `numpy_sparse`, bit for bit, out of four files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.kernels.numba_draw import draw
+from zkv_codecs.kernels.numba_merge import merge
 from zkv_codecs.kernels.numba_select import (
     BLOCK,
     clear,
@@ -25,6 +26,7 @@ __all__ = [
     "draw",
     "gather",
     "gather_residual",
+    "merge",
     "reaching",
     "reaching_encode",
     "reaching_sum",

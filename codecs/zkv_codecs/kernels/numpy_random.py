@@ -145,8 +145,11 @@ def ternary_encode(x: Array, block: int, seed: int, codes: Array, scales: Array)
 def ternary_decode(codes: Array, scales: Array, block: int, out: Array) -> None:
     """Write scale for code 1, −scale for code 3 and 0 for the others, float32."""
     each = np.stack([(codes >> shift) & 3 for shift in (0, 2, 4, 6)], axis=1).reshape(-1)
-    signs = np.array([0, 1, 0, -1], np.float32)[each[: out.size]]
+    each = each[: out.size]
+    signs = np.array([0, 1, 0, -1], np.float32)[each]
     np.multiply(signs, spread(scales, block, out.size), out=out)
+    # A negative scale, which no encoder makes, would leave -0.0 there.
+    out[(each & 1) == 0] = 0
 
 
 @quiet

@@ -175,6 +175,19 @@ def add_wide(values: Array, indices: Array, weight: float, total: Array) -> None
         total[indices] += values.astype(np.float64) * weight
 
 
+def merge(indices: Array, size: int, positions: Array, slots: Array) -> int:
+    """Write each of `indices` once, ascending, to `positions`, and return how many these are.
+
+    `indices` are those of several arrays of `size` elements, one after the other: uint32. Where
+    each of them stands among the positions is written to `slots`, uint32; both outputs are of the
+    size of `indices`.
+    """
+    found, where = np.unique(indices, return_inverse=True)
+    positions[: found.size] = found
+    slots[...] = where
+    return int(found.size)
+
+
 def _bits(least: float) -> np.uint32:
     return np.float32(least).view(np.uint32)
 

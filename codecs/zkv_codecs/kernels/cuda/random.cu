@@ -107,7 +107,7 @@ extern "C" __global__ void ternary_encode(
 
 static __device__ float ternary_of(const u8* codes, i64 i, float scale) {
     const u32 code = codes[i / 4] >> i % 4 * 2 & 3;
-    return (code == 1 ? 1.0f : code == 3 ? -1.0f : 0.0f) * scale;
+    return code == 1 ? scale : code == 3 ? -scale : 0.0f;
 }
 
 extern "C" __global__ void ternary_decode(
