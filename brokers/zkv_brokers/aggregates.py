@@ -260,13 +260,14 @@ def spans(block: BlockSpec) -> Iterator[tuple[Segment, int, int]]:
         start = stop
 
 
-def by_key(layout: Layout, of_blocks: Mapping[int, float]) -> dict[str | int, float]:
-    """Spread a figure of each block over its keys, by their elements."""
-    found: dict[str | int, float] = {}
+def by_kid(layout: Layout, of_blocks: Mapping[int, float]) -> dict[int, float]:
+    """Spread a figure of each block over its keys (by number), by their elements."""
+    found: dict[int, float] = {}
     for bid, figure in of_blocks.items():
-        block = layout.blocks[bid]
+        block = layout.blocks.get(bid)
+        if block is None:  # Its keys have moved out.
+            continue
         for segment in block.segments:
-            key = layout.entries[segment.kid].spec.key
             part = (segment.stop - segment.start) / max(1, block.size)
-            found[key] = found.get(key, 0.0) + figure * part
+            found[segment.kid] = found.get(segment.kid, 0.0) + figure * part
     return found

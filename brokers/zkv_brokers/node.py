@@ -16,9 +16,13 @@ from zkv.dtypes import Array
 from zkv.errors import BrokerLost, ClusterNotReady, VersionMismatch, ZkvError, from_code
 from zkv.link import Link
 from zkv.wire import open_envelope
+from zkv_brokers.aggregates import by_kid
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.shard import Action as ShardAction
 from zkv_brokers.shard import Event, FromBroker, FromWorker, Prepare, Reset, Shard, ToBroker
+
+DECODING_EVERY_S, DECODING_KEYS_MAX = 5.0, 256
+"""How often the broker is told what decoding has cost, and of how many keys at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Node:
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
         self._began = now
         self._next_beat = now
+        self._next_decoding = now
         self._next_word = now + config.narrate_after_s
         self._out: list[Action] = []
         self._hello()
@@ -131,6 +136,7 @@ class Node:
             self._next_beat = now + self.config.beat_s
             if self._link.peer:
                 self._link.send(c.Beat(now))
+                self._tell_decoding(now)
         if self.welcome is None:
             self._wait_for_broker(now)
         elif self._link.heard is not None and now - self._link.heard > self.config.broker_lost_s:
@@ -141,6 +147,14 @@ class Node:
                 )
             )
         return self._flush(now)
+
+    def _tell_decoding(self, now: float) -> None:
+        """Tell what decoding has cost, from time to time, if anything was decoded."""
+        spent = self.shard.store.decode_s
+        if now >= self._next_decoding and spent:
+            self._next_decoding = now + DECODING_EVERY_S
+            by_cost = sorted(by_kid(self.shard.layout, spent).items(), key=lambda one: -one[1])
+            self._link.send(c.Decoding(by_cost[:DECODING_KEYS_MAX]))
 
     def stop(self, why: str, now: float) -> list[Action]:
         """Say goodbye."""

@@ -15,7 +15,7 @@ from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
 from zkv.errors import PushRefused, Refused
 from zkv.sums import weighted_mean
-from zkv_brokers.aggregates import by_key
+from zkv_brokers.aggregates import by_kid
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.packed import dense
 from zkv_codecs.spec import codec
@@ -239,6 +239,16 @@ async def test_stats_and_status_say_what_a_codec_saves() -> None:
         assert worker.stats()["bytes_up"] == 20_000 + 16 + 5080 + 16
         assert (await worker.status())["codec"] == "int8+ef"
         assert model(made).rules.coding.up.text == "int8+ef"
-        timed = [by_key(one.shard.layout, one.shard.store.decode_s) for one in made.servers]
-        assert [key for times in timed for key in times] == ["w"]
+        timed = [by_kid(one.shard.layout, one.shard.store.decode_s) for one in made.servers]
+        assert [kid for times in timed for kid in times] == [worker._driver.session.layout.kid("w")]
         assert all(seconds > 0 for times in timed for seconds in times.values())
+
+        router = made.broker.router
+        assert router is not None
+        await until(
+            lambda: any(row["decode_s"] > 0 for row in router.coding.books(router.layout)),
+            what="that a server has told what decoding took",
+        )
+        (row,) = (await worker.status())["codecs"]
+    assert (row["key"], row["codec"], row["bytes_after"]) == ("w", "int8+ef", 5080)
+    assert row["decode_s"] > 0
