@@ -11,8 +11,8 @@ from zkv.layout import Layout
 from zkv_workers.choosing import Unit
 from zkv_workers.memories import Memories
 
-EVERY_S = 5.0
-"""How often the broker is told."""
+EVERY_S, SHARE = 1.0, 0.02
+"""How often the broker is told; less often if putting the books together takes a larger share."""
 KEYS_MAX = 256
 """Keys that the broker is told of, the largest ones."""
 
@@ -69,8 +69,10 @@ class Accounts:
         now = time.monotonic()
         if not self.by_block or now < self._next:
             return []
-        self._next = now + EVERY_S
-        return self.latest(layout)
+        found = self.latest(layout)
+        spent_s = time.monotonic() - now
+        self._next = now + spent_s + max(EVERY_S, spent_s / SHARE)
+        return found
 
     def latest(self, layout: Layout) -> list[c.Account]:
         """Return the accounts of the keys of most bytes, 256 at most."""
