@@ -161,7 +161,7 @@ def pushed(text: str, place: Callable[[Array], Any]) -> Iterator[tuple[str, Arra
         gradient = np.random.default_rng(batch).standard_normal(size, np.float32)
         gradient[batch] = np.nan if batch < 5 and text != "none" else 0
         packer = Packer(layout, layout.kids_in(0), encoder, batch)
-        for bid, sealed in packer.add("w", place(gradient)):
+        for bid, sealed in packer.sealed(packer.add("w", place(gradient))):
             yield f"batch {batch}, block {bid}: payload", sealed.payload
 
 

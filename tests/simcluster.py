@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Encoder, Sealed
 from zkv_workers.model import BatchState, Running, specs_of
-from zkv_workers.packing import unpack
+from zkv_workers.packing import Full, unpack
 from zkv_workers.session import Session
 
 TICK_S = 0.1
@@ -489,7 +489,6 @@ class Sim:
         pushed = Pushed(rank, token, state.weight, gradients, worker.samples)
         if self.rng.random() < self.options.void:
             gradients["v"][3] = np.nan
-        layout = worker.session.layout
         sent = {key: gradient.reshape(-1).copy() for key, gradient in gradients.items()}
         assert worker.session.member is not None
         self.contributions[worker.session.member.incarnation, state.number] = pushed
@@ -500,17 +499,26 @@ class Sim:
             except PushRefused:
                 self._withdraw(route, worker, state, pushed)
                 return
-            for bid, sealed in blocks:
-                self._decode(layout, bid, sealed, sent)
-                self.feed(route, worker, s.SendBlock(state.number, bid, sealed))
+            self._send_all(route, worker, state, blocks, sent)
             if withdrawn and key == "b":
                 self._withdraw(route, worker, state, pushed)
                 return
-        for bid, sealed in state.packer.rest():
-            self._decode(layout, bid, sealed, sent)
-            self.feed(route, worker, s.SendBlock(state.number, bid, sealed))
+        self._send_all(route, worker, state, state.packer.rest(), sent)
         pushed.gradients = sent
         self.feed(route, worker, self._finish(worker, state, pushed))
+
+    def _send_all(
+        self,
+        route: bytes,
+        worker: SimWorker,
+        state: BatchState,
+        blocks: Sequence[Full],
+        sent: dict[str, Array],
+    ) -> None:
+        for full in blocks:
+            sealed = state.packer.seal(full)
+            self._decode(state.layout, full.bid, sealed, sent)
+            self.feed(route, worker, s.SendBlock(state.number, full.bid, sealed))
 
     def _withdraw(self, route: bytes, worker: SimWorker, state: BatchState, pushed: Pushed) -> None:
         pushed.fate = s.Fate(None, "withdrawn")

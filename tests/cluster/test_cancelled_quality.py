@@ -93,9 +93,8 @@ class Training(Sim):
         sent = {"w": np.zeros_like(gradient)}
         pushed = self.contributions[name] = Pushed(rank, 0, state.weight, sent)
         self.given[name] = gradient
-        for bid, sealed in (*state.packer.add("w", gradient), *state.packer.rest()):
-            self._decode(worker.session.layout, bid, sealed, sent)
-            self.feed(route, worker, s.SendBlock(state.number, bid, sealed))
+        blocks = [*state.packer.add("w", gradient), *state.packer.rest()]
+        self._send_all(route, worker, state, blocks, sent)
         self.feed(route, worker, self._finish(worker, state, pushed))
 
     def owed(self, worker: SimWorker, block: BlockSpec) -> Array:

@@ -85,8 +85,8 @@ class Worker:
         packer = Packer(self.layout, self.layout.kids_in(0), self.encoder, batch)
         sent: list[tuple[int, Sealed]] = []
         for key, array in keys.items():
-            sent += packer.add(key, array if home == HOST else there(array, home))
-        sent += packer.rest()
+            sent += packer.sealed(packer.add(key, array if home == HOST else there(array, home)))
+        sent += packer.sealed(packer.rest())
         self.sealed = [one for _, one in sent]
         assert all(isinstance(one.payload, np.ndarray) for one in self.sealed)
         return [(bid, one.codec, one.form, one.payload.tobytes()) for bid, one in sent]
@@ -319,7 +319,9 @@ def test_other_orders_in_memory(machine: Machine, how: str) -> None:
         worker = Worker()
         worker.encoder.use("onebit+ef")
         packer = Packer(worker.layout, worker.layout.kids_in(0), worker.encoder, 1)
-        sent.append([(bid, one.payload.tobytes()) for bid, one in packer.add("w", array)])
+        sent.append(
+            [(bid, one.payload.tobytes()) for bid, one in packer.sealed(packer.add("w", array))]
+        )
     assert sent[0] == sent[1]
     # A contiguous array is encoded where it is.
     assert len(machine.launched) == 2
@@ -402,7 +404,9 @@ def test_a_tensor_is_read_where_it_is(machine: Machine) -> None:
         worker = Worker()
         worker.encoder.use("int8+ef")
         packer = Packer(worker.layout, worker.layout.kids_in(0), worker.encoder, 1)
-        sent.append([(bid, one.payload.tobytes()) for bid, one in packer.add("w", array)])
+        sent.append(
+            [(bid, one.payload.tobytes()) for bid, one in packer.sealed(packer.add("w", array))]
+        )
         with pytest.raises(KeyMismatch, match="key 'w' was already pushed"):
             packer.add("w", array)
     assert sent[0] == sent[1]

@@ -56,7 +56,7 @@ def pack(
     packer = Packer(layout, layout.kids_in(0))
     blocks: dict[int, Array] = {}
     for kid in order:
-        for bid, sealed in packer.add(layout.entries[kid].spec.key, gradients[kid]):
+        for bid, sealed in packer.sealed(packer.add(layout.entries[kid].spec.key, gradients[kid])):
             assert bid not in blocks
             blocks[bid] = sealed.payload
     return packer, blocks
@@ -97,7 +97,7 @@ def test_skipped_keys_are_zero_in_their_buckets_and_named(
     gradients = drawn(model, seed)
     pushed = data.draw(st.lists(st.sampled_from(list(gradients)), unique=True))
     packer, blocks = pack(model, gradients, pushed)
-    blocks.update((bid, sealed.payload) for bid, sealed in packer.rest())
+    blocks.update((bid, sealed.payload) for bid, sealed in packer.sealed(packer.rest()))
     assert packer.skipped() == tuple(kid for kid in gradients if kid not in pushed)
     here = {b.bid for b in model.blocks if set(b.kids) & set(pushed)}
     assert blocks.keys() == here
@@ -190,7 +190,11 @@ def test_each_memory_layout_arrives_as_the_contiguous_copy(array: Array, bucket_
     untouched = array.copy()
     gradients = {0: array, 1: np.ones(3, np.float32)}
     packer, blocks = pack(model, gradients, (1, 0))
-    back = unpack(model.layout, (0, 1), blocks | {b: sealed.payload for b, sealed in packer.rest()})
+    back = unpack(
+        model.layout,
+        (0, 1),
+        blocks | {b: sealed.payload for b, sealed in packer.sealed(packer.rest())},
+    )
     expected = np.ascontiguousarray(array).reshape(array.shape).astype(np.float32)
     assert back["k"].dtype == np.float32
     assert back["k"].shape == array.shape
@@ -217,7 +221,8 @@ def test_the_callers_array_is_free_as_soon_as_it_was_pushed(two: Model) -> None:
     for bucket_bytes in (0, 1000):
         model = placed([KeySpec("w", "float32", (4,))], 1, bucket_bytes=bucket_bytes)
         gradient = np.ones(4, np.float32)
-        ((_, sealed),) = packer_of(model).add("w", gradient)
+        packer = packer_of(model)
+        ((_, sealed),) = packer.sealed(packer.add("w", gradient))
         block = sealed.payload
         gradient[:] = 7
         assert block.tolist() == [1, 1, 1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
@@ -20,6 +21,8 @@ from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import AsyncLocal
 from zkv_workers.model import ConnectOptions, Running, session_config
+from zkv_workers.outgoing import Outlet
+from zkv_workers.pipeline import Pipeline
 from zkv_workers.samples import Source
 
 log = logging.getLogger("zkv.worker")
@@ -29,9 +32,7 @@ class AsyncBatch(AnyBatch):
     """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: AsyncWorker, weight: float, *, early: bool = False) -> None:
-        super().__init__(
-            weight, worker._ledger, worker._running, worker._driver.feed, worker._encoder
-        )
+        super().__init__(weight, worker._ledger, worker._running, worker._outlet)
         self._worker = worker
         self._early = early
 
@@ -109,7 +110,8 @@ class AsyncBatch(AnyBatch):
         finish = self._end(error)
         if finish is None:
             return False
-        self._fate = self._worker._driver.call(finish)
+        behind = self._outlet.pipeline if self._out.beside else None
+        self._fate = self._worker._driver.call(finish, behind)
         self._fate.add_done_callback(self._done)
         return error is not None
 
@@ -122,6 +124,7 @@ class AsyncWorker:
         self._route = route
         self._ledger = Ledger(keeps=figures.wanted(config))
         self._encoder = Encoder()
+        self._pipeline = Pipeline(bytes_max=config.window_bytes, patience_s=config.wait_timeout_s)
         self._running = Running()
         self._member: s.Membership | None = None
         self._made: Driver | None = None
@@ -134,6 +137,16 @@ class AsyncWorker:
                 "the worker is not connected: `async with zkv.aio.connect(...) as worker:`"
             )
         return self._made
+
+    @property
+    def _outlet(self) -> Outlet:
+        driver = self._driver
+        return Outlet(
+            self._encoder,
+            self._pipeline,
+            driver.feed,
+            lambda event: driver.beside(driver.feed, event),
+        )
 
     async def connect(self) -> AsyncWorker:
         """Join the cluster.
@@ -216,11 +229,17 @@ class AsyncWorker:
         grant: s.Grant | None = await self._driver.call(s.Begin)
         waiting.stop()
         if grant is not None:
+            await self._drained()
             codecs = (grant.codec, grant.codec_down, grant.chosen)
             if not self._encoder.uses(*codecs):
                 # Kernels that were never compiled on this machine take seconds.
                 await asyncio.to_thread(self._encoder.use, *codecs)
         return grant
+
+    async def _drained(self) -> None:
+        """Wait until all that was pushed is encoded; no job needs the loop."""
+        if not self._pipeline.idle:
+            await asyncio.to_thread(self._pipeline.drain)
 
     def local(self, h: int) -> AsyncLocal:
         """Return rounds of `h` local batches (see `Worker.local`), entered with `async with`."""
@@ -283,6 +302,8 @@ class AsyncWorker:
         more."""
         if self._made is None:
             return
+        with contextlib.suppress(WaitTimeout):
+            await self._drained()
         if (report := faces.last_accounts(self._encoder, self._made)) is not None:
             self._made.feed(report)
         future = self._made.call(s.Leave)
@@ -301,6 +322,7 @@ class AsyncWorker:
             if self._member is not None and not self._closed:
                 figures.write(self._config, self._member, self._made, self._ledger, self._encoder)
             self._closed = True
+            await asyncio.to_thread(self._pipeline.close)
             self._made.close()
 
     async def __aenter__(self) -> AsyncWorker:

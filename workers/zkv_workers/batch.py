@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, Closed, Refused
 from zkv_workers import faces
 from zkv_workers import signals as s
-from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger
 from zkv_workers.model import BatchState, Running, check_weight
+from zkv_workers.outgoing import Outgoing, Outlet
 
 
 class AnyBatch:
@@ -23,15 +24,16 @@ class AnyBatch:
         weight: float,
         ledger: Ledger,
         running: Running,
-        feed: Callable[[s.Input], None],
-        encoder: Encoder,
+        outlet: Outlet,
     ) -> None:
         self._weight = check_weight(weight)
         self._ledger = ledger
         self._running = running
-        self._feed = feed
-        self._encoder = encoder
+        self._outlet = outlet
+        self._feed = outlet.feed
+        self._encoder = outlet.encoder
         self._state: BatchState | None = None
+        self._outgoing: Outgoing | None = None
         self._entered = False
         self._samples: tuple[Array, int] | None = None
         self._fate: Any = None
@@ -46,6 +48,12 @@ class AnyBatch:
         if self._state is None or not self._entered:
             raise RuntimeError("use the batch inside its block: `with worker.batch() as batch:`")
         return self._state
+
+    @property
+    def _out(self) -> Outgoing:
+        self._open  # noqa: B018 - says so where the batch is not open
+        assert self._outgoing is not None
+        return self._outgoing
 
     @property
     def samples(self) -> Array:
@@ -136,20 +144,22 @@ class AnyBatch:
         """Whether the policy has cancelled this batch: going on is wasted work."""
         return self._open.cancelled
 
-    def push(self, key: Key, gradient: Any) -> None:
+    def push(self, key: Key, gradient: Any, *, lend: bool = False) -> Future[None]:
         """Hand over one key's gradient (mean over the batch's samples); returns at once.
 
         A plain function in both faces. The array is copied, so it may be changed as soon as this
-        returns.
+        returns; what a codec makes of it is made beside you, if it is large. `lend`: it is not
+        copied where that is so, and must stay as it is until the future is done or the block is
+        left. A lent array is read-only meanwhile; if it changes by another way, leaving the block
+        raises BufferError, and nothing of the batch counts.
 
         Raises:
             Cancelled: the batch no longer counts; the `with` block swallows it.
             UnknownKey, KeyMismatch: not a key of the model, pushed twice, wrong shape or dtype.
+            PushRefused: it has NaN or Inf, which its codec cannot send.
         """
-        state = self._open
-        state.check()
-        for bid, sealed in state.packer.add(key, gradient):
-            self._feed(s.SendBlock(state.number, bid, sealed))
+        self._open.check()
+        return self._out.push(key, gradient, lend=lend)
 
     def set_weight(self, weight: float) -> None:
         """Say of how many samples this batch is, before the block is left (for local
@@ -197,7 +207,7 @@ class AnyBatch:
         """Give up what was handed out, entered or not: nothing of it counts."""
         if self._state is not None:
             self._stop(self._state)
-            self._withdraw(self._state)
+            self._withdraw()
 
     def _stop(self, state: BatchState) -> None:
         """Nothing is computed on this batch any more."""
@@ -205,13 +215,14 @@ class AnyBatch:
             self._spent_s, self._computing = self._computing.stop(self._waited_s), None
         self._running.remove(state.number)
 
-    def _withdraw(self, state: BatchState) -> None:
+    def _withdraw(self) -> None:
+        assert self._outgoing is not None
         self._withdrawn = True
-        self._encoder.settled(state.number, counted=False)
+        self._outgoing.drop()
         # Who has left meanwhile has nothing to withdraw, and an error that left the block matters
         # more.
         with contextlib.suppress(Closed):
-            self._feed(s.Withdraw(state.number))
+            self._feed(s.Withdraw(self._outgoing.state.number))
 
     def _grant(self, grant: s.Grant | None) -> None:
         if grant is None:
@@ -226,9 +237,12 @@ class AnyBatch:
                 "worker.batches(data), not from worker.batch(), and those of local rounds from "
                 "local.batches(data)"
             )
+        # What is still encoded of a batch that was withdrawn must not meet another plan.
+        self._outlet.pipeline.drain()
         self._encoder.use(grant.codec, grant.codec_down, grant.chosen)
         self._encoder.begin()
         self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
+        self._outgoing = Outgoing(self._outlet, self._state)
 
     def _begin(self) -> None:
         self._entered = True
@@ -236,15 +250,27 @@ class AnyBatch:
 
     def _end(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
         """Leave the block: return what finishes the batch, or None if an exception withdraws it."""
-        state = self._open
+        state, out = self._open, self._out
         self._stop(state)
         if error is not None and not isinstance(error, Cancelled):
-            self._withdraw(state)
+            self._withdraw()
             return None
-        if not state.cancelled:
-            for bid, sealed in state.packer.rest():
-                self._feed(s.SendBlock(state.number, bid, sealed))
+        try:
+            if not state.cancelled:
+                out.rest()
+            out.take_back()
+        except BaseException:
+            self._withdraw()
+            raise
         skipped = state.packer.skipped()
-        if accounts := self._encoder.accounts.due(state.layout):
+        if accounts := self._encoder.to_tell(state.layout):
             self._feed(s.Report(accounts))
-        return lambda token: s.Finish(token, state.number, state.weight, skipped, state.loss)
+
+        def finish(token: int) -> s.Finish:
+            if out.error is not None:
+                self._withdraw()
+                self._ledger.refused.append(out.error)
+                raise out.error
+            return s.Finish(token, state.number, state.weight, skipped, state.loss)
+
+        return finish

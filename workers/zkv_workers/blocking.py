@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from zkv.dtypes import Array
-from zkv.errors import Closed
+from zkv.errors import Closed, WaitTimeout
 from zkv.pool import Shard
 from zkv_net.loop import loop_factory
 from zkv_workers import faces, figures
@@ -25,6 +26,8 @@ from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.local import Local
 from zkv_workers.model import ConnectOptions, Running, session_config
+from zkv_workers.outgoing import Outlet
+from zkv_workers.pipeline import Pipeline
 from zkv_workers.samples import Source
 from zkv_workers.waiting import Pushed, copy_result, narrated
 
@@ -35,7 +38,7 @@ class Batch(AnyBatch):
     """One mini-batch: a context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: Worker, weight: float) -> None:
-        super().__init__(weight, worker._ledger, worker._running, worker._feed, worker._encoder)
+        super().__init__(weight, worker._ledger, worker._running, worker._outlet)
         self._worker = worker
 
     def wait(self, timeout_s: float | None = None) -> str:
@@ -71,7 +74,9 @@ class Batch(AnyBatch):
         finish = self._end(error)
         if finish is None:
             return False
-        self._fate = self._worker._start(finish)
+        self._fate = self._worker._start(
+            finish, self._outlet.pipeline if self._out.beside else None
+        )
         self._worker._watch(self._fate, self._settled)
         return error is not None
 
@@ -86,6 +91,8 @@ class Worker:
         self._config = config
         self._ledger = Ledger(keeps=figures.wanted(config))
         self._encoder = Encoder()
+        pipeline = Pipeline(bytes_max=config.window_bytes, patience_s=config.wait_timeout_s)
+        self._outlet = Outlet(self._encoder, pipeline, self._feed, self._feed)
         self._running = Running()
         self._pid = os.getpid()
         self._left = False
@@ -124,7 +131,9 @@ class Worker:
         self._check()
         self._loop.call_soon_threadsafe(self._driver.feed, event)
 
-    def _start(self, make: Callable[[int], s.Input]) -> concurrent.futures.Future[Any]:
+    def _start(
+        self, make: Callable[[int], s.Input], behind: Pipeline | None = None
+    ) -> concurrent.futures.Future[Any]:
         self._check()
         outer: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
@@ -138,7 +147,10 @@ class Worker:
             inner.add_done_callback(lambda done: copy_result(done, outer))
             outer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(inner.cancel))
 
-        self._loop.call_soon_threadsafe(begin)
+        if behind is None:
+            self._loop.call_soon_threadsafe(begin)
+        else:
+            behind.put(lambda: self._driver.beside(begin))
         return outer
 
     def _call(self, make: Callable[[int], s.Input]) -> Any:
@@ -324,6 +336,8 @@ class Worker:
         more."""
         if self._left or os.getpid() != self._pid:
             return
+        with contextlib.suppress(WaitTimeout):
+            self._outlet.pipeline.drain()
         if (report := faces.last_accounts(self._encoder, self._driver)) is not None:
             self._feed(report)
         future = self._start(s.Leave)
@@ -344,6 +358,7 @@ class Worker:
         atexit.unregister(self.close)
 
     def _stop(self) -> None:
+        self._outlet.pipeline.close()
         if hasattr(self, "_driver"):
             done = threading.Event()
 

@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_ad
 from zkv_workers import signals as s
 from zkv_workers.choosing import Traffic
 from zkv_workers.config import ROUTES, SessionConfig
+from zkv_workers.pipeline import Pipeline
 from zkv_workers.session import Session
 
 log = logging.getLogger("zkv.worker")
@@ -68,9 +70,11 @@ class Driver:
 
     # --- calls -------------------------------------------------------------------------------
 
-    def call(self, make: Callable[[int], s.Input]) -> asyncio.Future[Any]:
+    def call(
+        self, make: Callable[[int], s.Input], behind: Pipeline | None = None
+    ) -> asyncio.Future[Any]:
         """Give the session a call; the future has its answer. Cancelling it only stops the
-        waiting."""
+        waiting. `behind`: it is made when all jobs are done that are in that pipeline now."""
         token = next(self._tokens)
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed:
@@ -78,8 +82,27 @@ class Driver:
             return future
         self._futures[token] = future
         future.add_done_callback(lambda done: self._given_up(token, done))
-        self.feed(make(token))
+        if behind is None:
+            self._make(token, make)
+        else:
+            behind.put(lambda: self.beside(self._make, token, make))
         return future
+
+    def _make(self, token: int, make: Callable[[int], s.Input]) -> None:
+        try:
+            event = make(token)
+        except Exception as error:
+            future = self._futures.pop(token, None)
+            if future is not None and not future.done():
+                future.set_exception(error)
+            return
+        self.feed(event)
+
+    def beside(self, act: Callable[..., object], *arguments: Any) -> None:
+        """Do this on the loop; may be called on any thread."""
+        # A loop that has ended has nobody to do it for.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(act, *arguments)
 
     def _given_up(self, token: int, future: asyncio.Future[Any]) -> None:
         self._futures.pop(token, None)

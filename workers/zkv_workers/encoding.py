@@ -6,10 +6,12 @@ and cost (`zkv_workers.accounts`). Knows no messages and no sockets.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from zkv import control as c
 from zkv.data_messages import Form
 from zkv.dtypes import DTYPES, Array, widen
 from zkv.errors import PushRefused
@@ -27,6 +29,8 @@ from zkv_workers.accounts import Accounts
 from zkv_workers.choosing import Chooser, Traffic, Unit
 from zkv_workers.memories import Memories, Step
 
+LONG = 2**16
+"""Elements: fewer are encoded in less time than it takes to hand them to another thread."""
 LARGEST = 1e37
 """Above it sums with a residual, or what a codec makes of them, may be infinite."""
 
@@ -70,6 +74,8 @@ class Encoder:
     _chooser: Chooser | None = None
     _ways: dict[int, _Way] = field(default_factory=dict)
     """By block, with the keys that it had then: one of them may move out."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Two blocks of a batch may be encoded on two threads; one after the other."""
 
     def __post_init__(self) -> None:
         self.accounts = Accounts(self.memories)
@@ -117,6 +123,16 @@ class Encoder:
             self._ways[block.bid] = known
         return known
 
+    def report(self, layout: Layout) -> dict[str | int, dict[str, float | str]]:
+        """Return what codecs have saved and cost, by key (see `Accounts.report`)."""
+        with self._lock:
+            return self.accounts.report(layout)
+
+    def to_tell(self, layout: Layout, *, now: bool = False) -> list[c.Account]:
+        """Return what the broker is to be told, `now` or if it is time."""
+        with self._lock:
+            return self.accounts.latest(layout) if now else self.accounts.due(layout)
+
     def settled(self, batch: int, *, counted: bool) -> None:
         """Say what became of a batch; may be called from any thread."""
         self.memories.settled(batch, counted=counted)
@@ -159,15 +175,29 @@ class Encoder:
             "codec's plan, or send this key with none"
         )
 
-    def encode(self, layout: Layout, block: BlockSpec, values: Array, batch: int) -> Sealed:
-        """Return a block as it travels; `values` are flat and stored, and stay the caller's.
+    def takes_long(self, layout: Layout, block: BlockSpec) -> bool:
+        """Return whether encoding a block is worth handing over to another thread."""
+        way = self._way(layout, block)
+        return block.size >= LONG and (way.unit is not None or bool(way.codec.chain.stages))
 
-        Of values on a device, the payload is complete when `devices.working` is left.
+    def encode(
+        self, layout: Layout, block: BlockSpec, values: Array, batch: int, *, own: bool = False
+    ) -> Sealed:
+        """Return a block as it travels; `values` are flat and stored.
+
+        `own`: they are the encoder's from now on, else they stay the caller's. Of values on a
+        device, the payload is complete when `devices.working` is left. May be called from several
+        threads.
         """
-        self.memories.hear()
         way = self._way(layout, block)
         if way.unit is None and way.codec == NONE and block.bid not in self.memories.by_block:
-            return Sealed(devices.own(values, values))
+            return Sealed(values if own else devices.own(values, values))
+        with self._lock:
+            return self._encode(layout, way, values, batch, own)
+
+    def _encode(self, layout: Layout, way: _Way, values: Array, batch: int, own: bool) -> Sealed:
+        self.memories.hear()
+        block = way.block
         given = dense(widen(values, layout.dtype(block)))
         given = replace(given, shape=layout.shape(block))
         codec = way.codec
@@ -178,7 +208,7 @@ class Encoder:
         owed, memory.owed = memory.owed, None
         if codec == NONE and owed is None:
             account.add(codec.text, values.nbytes, values.nbytes, 0.0)
-            return Sealed(devices.own(values, values))
+            return Sealed(values if own else devices.own(values, values))
         if owed is not None:
             given = replace(given, values=given.values + owed)
         began = time.perf_counter()
@@ -187,7 +217,7 @@ class Encoder:
         encoded, memory.state = codec.encode(given, old, seed, backend)
         self.memories.keep(batch, Step(block.bid, codec, old, memory.state, owed))
         form, payload = to_payload(encoded, backend)
-        payload = devices.own(payload, values)
+        payload = payload if own else devices.own(payload, values)
         spent_s = time.perf_counter() - began
         account.add(codec.text, values.nbytes, payload.nbytes, spent_s)
         if way.unit is not None and self._chooser is not None:

@@ -30,7 +30,7 @@ LEAVE_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Ledger:
-    """Where a worker's time has gone, in seconds, and the guard's refusals of pushes.
+    """Where a worker's time has gone, in seconds, and which pushes came to nothing, and why.
 
     `useful_s` is the computing whose batch was committed, `cancelled_s` that of batches that the
     update happened without. `updates` is kept only if `keeps` says so, as it grows with the run.
@@ -40,7 +40,7 @@ class Ledger:
     compute_s: float = 0.0
     useful_s: float = 0.0
     cancelled_s: float = 0.0
-    refused: list[PushRefused] = field(default_factory=list)
+    refused: list[Exception] = field(default_factory=list)
     keeps: bool = False
     updates: list[tuple[int, int, float]] = field(default_factory=list)
     """(version, staleness, when it was heard of) of each committed batch; seconds of the clock that
@@ -129,7 +129,7 @@ def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:
 
 def last_accounts(encoder: Encoder, driver: Driver) -> s.Report | None:
     """Return what the broker is still to be told of codecs when a worker leaves."""
-    accounts = encoder.accounts.latest(driver.session.layout)
+    accounts = encoder.to_tell(driver.session.layout, now=True)
     return s.Report(accounts) if accounts else None
 
 
@@ -157,7 +157,7 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
         "bytes_up": session.uploads.bytes_sent,
         "bytes_down": session.downloads.bytes_received,
         "bytes_unacknowledged": session.uploads.unacknowledged(),
-        "codecs": encoder.accounts.report(session.layout),
+        "codecs": encoder.report(session.layout),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,22 @@ def check_gradient(layout: Layout, key: Key, kid: int, array: Any) -> DType:
     return dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A block that is complete: flat, stored values, to be encoded."""
+
+    bid: int
+    values: Array
+    own: bool
+    """Whether they are ours: else the caller's array, which it may change."""
+    sealed: Sealed | None = None
+    """What they were encoded to already, where they lay."""
+
+    def copied(self) -> Full:
+        """Return the block with values of our own."""
+        return replace(self, values=self.values.copy(), own=True)
+
+
 class Packer:
     """Collects the gradients of one batch into blocks, each given out as soon as it is full."""
 
@@ -62,11 +79,11 @@ class Packer:
         self._buckets: dict[int, tuple[Array, set[int]]] = {}
         self._spans: dict[int, dict[int, tuple[int, int]]] = {}
 
-    def add(self, key: Key, array: Any) -> list[tuple[int, Sealed]]:
-        """Take one key's gradient; return the blocks that are complete now, as (bid, payload).
+    def add(self, key: Key, array: Any) -> list[Full]:
+        """Take one key's gradient; return the blocks that are complete now.
 
         Of a gradient on a device shape and dtype are looked at there, and it stays there if its
-        codec has kernels for that. All that reads it is done when this returns.
+        codec has kernels for that: then its blocks are encoded when this returns.
 
         Raises:
             UnknownKey, KeyMismatch: not a key of the model, pushed before, wrong shape or dtype.
@@ -94,20 +111,27 @@ class Packer:
             if flat is None:
                 self._left_out.add(kid)
                 return []
-            full = []
-            for block in layout.blocks_for([kid]):
-                done = self._fill(block, kid, flat)
-                if done is not None:
-                    full.append((block.bid, done))
+            blocks = layout.blocks_for([kid])
+            full = [one for block in blocks if (one := self._fill(block, kid, flat)) is not None]
+            if devices.home(flat) != devices.HOST:
+                full = [replace(one, sealed=self.seal(one)) for one in full]
         return full
 
-    def _seal(self, block: BlockSpec, values: Array) -> Sealed:
-        return self._encoder.encode(self._layout, block, values, self._batch)
+    def seal(self, full: Full) -> Sealed:
+        """Return a block as it travels; may be called on another thread than `add`."""
+        if full.sealed is not None:
+            return full.sealed
+        block = self._layout.blocks[full.bid]
+        return self._encoder.encode(self._layout, block, full.values, self._batch, own=full.own)
 
-    def _fill(self, block: BlockSpec, kid: int, flat: Array) -> Sealed | None:
+    def sealed(self, full: Iterable[Full]) -> list[tuple[int, Sealed]]:
+        """Return blocks as they travel, by number."""
+        return [(one.bid, self.seal(one)) for one in full]
+
+    def _fill(self, block: BlockSpec, kid: int, flat: Array) -> Full | None:
         if len(block.segments) == 1:
             only = block.segments[0]
-            return self._seal(block, flat[only.start : only.stop])
+            return Full(block.bid, flat[only.start : only.stop], own=False)
         if block.bid not in self._buckets:
             self._buckets[block.bid] = (np.zeros(block.size, flat.dtype), set(block.kids))
             self._spans[block.bid] = ranges(block)
@@ -118,15 +142,11 @@ class Packer:
         if missing:
             return None
         del self._buckets[block.bid]
-        return self._seal(block, values)
+        return Full(block.bid, values, own=True)
 
-    def rest(self) -> list[tuple[int, Sealed]]:
+    def rest(self) -> list[Full]:
         """Return the buckets in which some keys were skipped: those are zero there."""
-        blocks = self._layout.blocks
-        rest = [
-            (bid, self._seal(blocks[bid], values))
-            for bid, (values, _) in sorted(self._buckets.items())
-        ]
+        rest = [Full(bid, values, own=True) for bid, (values, _) in sorted(self._buckets.items())]
         self._buckets.clear()
         return rest
 

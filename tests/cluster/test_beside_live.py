@@ -1,0 +1,111 @@
+"""Encoding beside the caller, over real sockets and in both faces."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from crew import crew, work
+from harness import cluster
+
+import zkv
+from zkv.aio import AsyncWorker
+from zkv.dtypes import Array
+from zkv_workers.encoding import LONG
+
+SGD = "sgd:lr=1"
+SIZE = 3 * LONG
+"""One key of less than a block of 1 MiB: encoded beside the caller."""
+
+
+def noise(seed: int, size: int = SIZE) -> Array:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+async def left_by_an_exception(worker: AsyncWorker, gradient: Array) -> None:
+    async with worker.batch() as batch:
+        batch.push("w", gradient)
+        raise ZeroDivisionError
+
+
+def changed_while_lent(worker: zkv.Worker, gradient: Array) -> None:
+    view = gradient[1:]
+    with worker.batch() as batch:
+        batch.push("w", gradient, lend=True)
+        view[7] = 1e3
+
+
+async def test_an_error_beside_reaches_who_waits_and_the_next_call_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params: dict[Any, Array] = {"w": np.zeros(SIZE, np.float32)}
+    async with (
+        cluster(1, optimizer=SGD, codec="int8+ef") as made,
+        crew(made, 1, params) as (worker,),
+    ):
+        await (await work(worker, noise(0))).wait()
+        before = await worker.pull("w")
+        encode = type(worker._encoder)._encode
+
+        def fails(*given: Any) -> Any:
+            raise MemoryError("no room for a block")
+
+        monkeypatch.setattr(type(worker._encoder), "_encode", fails)
+        batch = await work(worker, noise(1))
+        with pytest.raises(MemoryError, match="no room for a block"):
+            await batch.wait()
+        assert batch.outcome == "withdrawn"
+        monkeypatch.setattr(type(worker._encoder), "_encode", encode)
+        with pytest.raises(MemoryError, match="no room for a block"):
+            await work(worker, noise(2))
+        np.testing.assert_array_equal(await worker.pull("w"), before)
+        assert await (await work(worker, noise(3))).wait() == "committed"
+        moved = before - await worker.pull("w")
+    # Nothing of what failed is in it, nor in what the codec had kept of the batch before.
+    np.testing.assert_allclose(moved, noise(3), atol=0.05)
+
+
+async def test_a_batch_that_an_exception_leaves_while_it_is_encoded_leaves_no_trace() -> None:
+    params: dict[Any, Array] = {"w": np.zeros(SIZE, np.float32)}
+    async with (
+        cluster(1, optimizer=SGD, codec="topk:0.01+ef") as made,
+        crew(made, 1, params) as (worker,),
+    ):
+        given = np.zeros(SIZE)
+        for turn in range(6):
+            if turn % 2:
+                with pytest.raises(ZeroDivisionError):
+                    await left_by_an_exception(worker, noise(100 + turn))
+            given += noise(turn)
+            assert await (await work(worker, noise(turn))).wait() == "committed"
+        await worker.set(codec="none")
+        for _ in range(2):
+            await (await work(worker, np.zeros(SIZE, np.float32))).wait()
+        np.testing.assert_allclose(-(await worker.pull("w")), given, atol=1e-4)
+
+
+async def test_blocking_workers_lend_their_gradients() -> None:
+    """The sums are those of copied ones, to the bit, and arrays are free after the block."""
+    found: list[Array] = []
+
+    def program(address: str, lend: bool) -> None:
+        with zkv.connect(address, rank=0, wait_timeout_s=10.0) as worker:
+            worker.init({"w": np.zeros(SIZE, np.float32), "b": np.zeros(4, np.float32)})
+            gradients = {"w": np.empty(SIZE, np.float32), "b": np.ones(4, np.float32)}
+            for turn in range(4):
+                with worker.batch() as batch:
+                    gradients["w"][:] = noise(turn)
+                    for key, gradient in gradients.items():
+                        batch.push(key, gradient, lend=lend)
+            batch.wait()
+            if lend:
+                with pytest.raises(BufferError, match="'w'"):
+                    changed_while_lent(worker, gradients["w"])
+            found.append(worker.pull("w"))
+
+    for lend in (False, True):
+        async with cluster(1, optimizer=SGD, codec="int8+ef") as made:
+            await asyncio.to_thread(program, made.address, lend)
+    np.testing.assert_array_equal(found[0], found[1])
