@@ -59,8 +59,7 @@ with zkv.connect() as worker:  # ZKV_BROKER, RANK and WORLD_SIZE come from the e
         for some in map(xp.asarray, np.array_split(rng.permutation(shard), count)):
             with worker.batch(weight=len(some)) as batch:
                 p = {key: xp.asarray(value) for key, value in batch.params.items()}
-                loss = backward(p, x[some], y[some], batch.push)
-                batch.set_loss(loss)
+                batch.set_loss(loss := backward(p, x[some], y[some], batch.push))
                 report["loss"].append((time.time(), loss))
     worker.barrier()  # Every update is committed: what rank 0 pulls is the final model.
     if worker.rank == 0:

@@ -71,11 +71,13 @@ class Demo:
 
 
 def alive(pid: int) -> bool:
+    """Whether a process is there and has not ended: one that nobody has reaped yet has."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat")
+        return not state.exists() or state.read_text().rpartition(") ")[2][0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    return True
 
 
 @contextmanager
