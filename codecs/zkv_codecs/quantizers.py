@@ -9,7 +9,6 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
-from zkv_codecs.memory import residual_like
 from zkv_codecs.packed import ELEMENTS_MAX, Packed, Sizes, Stage, State
 
 BLOCK = 256
@@ -66,7 +65,7 @@ class BlockQuantizer(Stage):
         if residual is None:
             residual = backend.xp.zeros_like(packed.values)
         codes, scales = self._outputs(packed, backend)
-        left = residual_like(packed.values, backend)
+        left = backend.xp.empty_like(packed.values)
         self._kernel("encode_residual", backend)(
             packed.values, residual, self.block, codes, scales, left
         )

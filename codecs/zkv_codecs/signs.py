@@ -17,7 +17,6 @@ import numpy as np
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
 from zkv_codecs.blocks import checked, counted
-from zkv_codecs.memory import residual_like
 from zkv_codecs.packed import Packed, Sizes, Stage, State, taken_back
 
 BLOCK = 256
@@ -64,7 +63,7 @@ class _Means(Stage):
             # −0.0 and not 0.0: it leaves the signs of zeros as they are.
             residual = backend.xp.full_like(packed.values, -0.0)
         bits, scales = self._outputs(packed, backend)
-        left = residual_like(packed.values, backend)
+        left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode_residual")
         encode(packed.values, residual, self.block, bits, scales, left)
         return _sent(packed, bits, scales), left, state
@@ -236,7 +235,7 @@ class _Threshold(Stage):
                 f" {self.name} takes whole arrays, so put no other stage before it"
             )
         codes = backend.xp.empty(self.sizes(packed.values.size).values, _BYTES)
-        left = residual_like(packed.values, backend)
+        left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode")
         encode(packed.values, before, self.threshold, codes, left)
         return _sent(packed, codes, None), (left,)

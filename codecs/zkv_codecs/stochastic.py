@@ -16,7 +16,6 @@ from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
 from zkv_codecs.blocks import checked, counted
 from zkv_codecs.kernels.numpy_random import folded
-from zkv_codecs.memory import residual_like
 from zkv_codecs.packed import Packed, Sizes, Stage, State
 
 QSGD_BLOCK = 512
@@ -177,7 +176,7 @@ class Ternary(Stage):
         if residual is None:
             residual = backend.xp.zeros_like(packed.values)
         codes, scales = self._outputs(packed, backend)
-        left = residual_like(packed.values, backend)
+        left = backend.xp.empty_like(packed.values)
         backend.family("random").ternary_encode_residual(
             packed.values, residual, self.block, codes, scales, left
         )
