@@ -50,6 +50,7 @@ CODECS = (
     "qsgd:127",
     "natural",
     "ternary",
+    "ternary+ef",
     "onebit",
     "onebit+ef",
     "twomeans+ef",
