@@ -39,10 +39,10 @@ def _levels(values: Array, most: int) -> Array:
     return (np.rint(rows * scale) * (top / np.float32(most))).reshape(-1)[: values.size]
 
 
-def _ternary(values: Array, chance: np.random.Generator) -> Array:
+def _ternary(values: Array, _: np.random.Generator) -> Array:
     rows = _blocks(values)
     top = np.abs(rows).max(axis=1, keepdims=True)
-    sent = chance.random(rows.shape, np.float32) * top < np.abs(rows)
+    sent = 2 * np.abs(rows) > top
     return (np.sign(rows) * top * sent).reshape(-1)[: values.size]
 
 

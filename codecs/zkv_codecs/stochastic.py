@@ -136,6 +136,13 @@ class Ternary(Stage):
     for −1, four to a byte, the first in its lowest bits. Blocks whose largest magnitude is below
     1.5e-36 are sent as zeros.
 
+    That is `encode`. With a residual x becomes what is nearest of s, −s and 0 instead. What chance
+    cuts off is less than s, and s is the largest of gradient and residual together, so a residual
+    could grow with each step, by a gradient's largest element. What is cut off here is s / 2 at
+    most: no element of a residual exceeds the largest that any gradient had. And
+    ‖x − decode(x)‖² ≤ ‖x‖² − s² ≤ (1 − 1/n) ‖x‖² in each block of n elements: a contraction, which
+    is all that error feedback needs (Karimireddy et al., arXiv 1901.09847).
+
     Raises:
         ValueError: a block that is no power of two from 64 to 4096.
     """
@@ -156,12 +163,24 @@ class Ternary(Stage):
         self, packed: Packed, state: State, seed: int, backend: Backend
     ) -> tuple[Packed, State]:
         """Return the codes and their scales."""
-        xp, sizes = backend.xp, self.sizes(packed.values.size)
-        codes, scales = xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
+        codes, scales = self._outputs(packed, backend)
         backend.family("random").ternary_encode(
             packed.values, self.block, folded(seed), codes, scales
         )
         return replace(packed, values=codes, scales=scales), state
+
+    def encode_residual(
+        self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
+    ) -> tuple[Packed, Array, State]:
+        """See `Stage.encode_residual`; the seed decides nothing here."""
+        if residual is None:
+            residual = backend.xp.zeros_like(packed.values)
+        codes, scales = self._outputs(packed, backend)
+        left = backend.xp.empty_like(packed.values)
+        backend.family("random").ternary_encode_residual(
+            packed.values, residual, self.block, codes, scales, left
+        )
+        return replace(packed, values=codes, scales=scales), left, state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
@@ -182,3 +201,7 @@ class Ternary(Stage):
     def sizes(self, count: int) -> Sizes:
         """A byte for four values, a scale per block."""
         return Sizes(np.dtype(np.uint8), -(-count // 4), -(-count // self.block))
+
+    def _outputs(self, packed: Packed, backend: Backend) -> tuple[Array, Array]:
+        xp, sizes = backend.xp, self.sizes(packed.values.size)
+        return xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)

@@ -76,3 +76,10 @@ def test_ternary(chance, order, drawn, block, seed, weight):
     codes, scales = sealed(*chance.same("ternary_encode", x, block, seed, *room, order=order)[3:])
     chance.same("ternary_decode", codes, scales, block, np.empty_like(x), order=order)
     chance.same("ternary_add", codes, scales, block, weight, total, order=order)
+
+
+@given(order=orders, drawn=float_arrays(2), block=blocks)
+def test_ternary_with_a_residual(chance, order, drawn, block):
+    x, e = sealed(*drawn)
+    room = bytes_for(x, 4), scales_for(x, block), np.full_like(x, np.nan)
+    chance.same("ternary_encode_residual", x, e, block, *room, order=order)

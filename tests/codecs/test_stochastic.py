@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +30,7 @@ from strategies_codecs import float_arrays
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
 from zkv_codecs.kernels.numpy_random import folded
-from zkv_codecs.packed import Packed, Stage, dense
+from zkv_codecs.packed import Packed, Stage, State, dense
 from zkv_codecs.stochastic import Natural, Qsgd, Ternary
 
 ALL: list[Stage] = [
@@ -209,6 +210,72 @@ def test_what_is_given_stays_as_it_is(stage: Stage, backend: Backend) -> None:
     stage.decode(sent, backend)
     stage.add(sent, 1.0, np.zeros(1500, np.float32), backend)
     assert bits_of(x) == before
+
+
+# --- ternary with error feedback ----------------------------------------------------------------
+
+
+@each_backend
+@given(stage=st.sampled_from([Ternary(), Ternary(64)]), arrays=float_arrays(2))
+@OVERFLOWS
+def test_ternary_with_a_residual_is_what_is_nearest_and_contracts(
+    backend: Backend, stage: Ternary, arrays: tuple[Array, Array]
+) -> None:
+    """‖t − C(t)‖² ≤ ‖t‖² − s² in each block, as |t| − s is no more than |t| where |t| > s / 2."""
+    x, e = arrays
+    sent, left, _ = stage.encode_residual(dense(x), e, (), 0, backend)
+    assert sent.scales is not None
+    with np.errstate(over="ignore"):
+        t = x + e
+    for one, found, rest, scale in zip(
+        blocks(t.astype(np.float64), stage.block),
+        blocks(stage.decode(sent, backend).values.astype(np.float64), stage.block),
+        blocks(left.astype(np.float64), stage.block),
+        sent.scales.astype(np.float64),
+        strict=True,
+    ):
+        if not np.isfinite(one).all():
+            continue
+        assert scale == (np.abs(one).max() if np.abs(one).max() >= np.float32(1.5e-36) else 0)
+        nearest = np.where(np.abs(one) > scale / 2, np.copysign(scale, one), 0)
+        assert found.tolist() == nearest.tolist()
+        assert rest @ rest <= (one @ one - scale**2) * (1 + 1e-5) + 1e-12 * scale**2
+
+
+def owed(stage: Ternary, rule: Callable[..., tuple[Packed, Array, State]]) -> Array:
+    """The residual's largest element and its norm, the most in 200 steps, in units of the largest
+    element that any gradient had so far."""
+    residual: Array | None = None
+    largest = 0.0
+    found = []
+    for step in range(200):
+        x = normal(2048, step)
+        largest = max(largest, float(np.abs(x).max()))
+        _, residual, _ = rule(stage, dense(x), residual, (), step, NUMPY)
+        found.append((np.abs(residual).max() / largest, np.linalg.norm(residual) / largest))
+    return np.array(found).max(axis=0)
+
+
+@pytest.mark.parametrize("stage", [Ternary(), Ternary(64), Ternary(2048)], ids=lambda o: o.text)
+def test_ternary_owes_no_more_than_one_gradient(stage: Ternary) -> None:
+    """With |e| ≤ M and |g| ≤ M, s ≤ 2M, and what is left is s / 2 at most, which is M again: so the
+    norm is √n · M at most. By chance what is left may be nearly s, and grows from step to step."""
+    nearest, by_chance = owed(stage, Ternary.encode_residual), owed(stage, Stage.encode_residual)
+    assert nearest[0] <= 1 + 1e-5
+    assert nearest[1] <= np.sqrt(2048)
+    assert by_chance[0] > 2
+    assert (by_chance > 2 * nearest).all()
+
+
+@each_backend
+def test_ternary_by_hand(backend: Backend) -> None:
+    """s = 4: 2 is no more than half of it, so it stays; 2.5 is, and −1.5 is owed."""
+    stage = Ternary()
+    sent, left, _ = stage.encode_residual(
+        dense(f4(3, 2, -2, 1, -3)), f4(1, 0, 0, 1.5, 0), (), 0, backend
+    )
+    assert stage.decode(sent, backend).values.tolist() == [4, 0, 0, 4, -4]
+    assert left.tolist() == [0, 2, -2, -1.5, 1]
 
 
 # --- means and spreads over seeds ---------------------------------------------------------------

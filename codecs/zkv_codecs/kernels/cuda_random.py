@@ -41,6 +41,13 @@ def ternary_encode(x: Array, block: int, seed: int, codes: Array, scales: Array)
     per_block(FAMILY, "ternary_encode", x.size, block, (x,), np.uint32(seed), codes, scales)
 
 
+def ternary_encode_residual(
+    x: Array, e: Array, block: int, codes: Array, scales: Array, out: Array
+) -> None:
+    """See `numpy_random.ternary_encode_residual`."""
+    per_block(FAMILY, "ternary_encode_residual", x.size, block, (x, e), codes, scales, out)
+
+
 def ternary_decode(codes: Array, scales: Array, block: int, out: Array) -> None:
     """See `numpy_random.ternary_decode`."""
     per_block(FAMILY, "ternary_decode", out.size, block, (codes, scales), out)

@@ -23,6 +23,9 @@ _RUN = 64
 SPREAD_LOW, SPREAD_HIGH = np.uint64(0x8040201008040201), np.uint64(0x0102040810204080)
 """Masks that leave bit 0, or bit 7, of a byte in the first of its eight copies."""
 _COPIES = np.uint64(0x0101010101010101)
+GATHER_LOW, GATHER_HIGH = np.uint64(0x0102040810204080), np.uint64(0x8040201008040201)
+"""Factors that bring eight flags, one in each byte, into the highest byte of the product, the first
+as its bit 0 or 7. No two of the 64 bits that are added fall on one place, so nothing is carried."""
 
 
 @part
@@ -38,11 +41,12 @@ def block_sums(terms: Array, block: int, sums: Array) -> None:
                 high = terms[run + width : run + width + _RUN]
                 for i in range(_RUN):
                     low[i] = low[i] + high[i]
-        sums[at] = _run_sum(terms[start : start + _RUN])
+        sums[at] = run_sum(terms[start : start + _RUN])
 
 
 @part
-def _run_sum(t: Array) -> np.float32:
+def run_sum(t: Array) -> np.float32:
+    """Return the sum of 64 terms, by halving; `t` is written over."""
     for i in range(32):
         t[i] = t[i] + t[i + 32]
     for i in range(16):
@@ -66,27 +70,21 @@ def largest_bits(x: Array) -> np.int32:
 
 
 @part
-def gather_low(flags: Array, bits: Array) -> None:
-    """Write a byte for each eight flags, which are 0 or 1: the first becomes bit 0."""
-    eights = flags.view(np.uint64)
+def gather(eights: Array, factor: np.uint64, bits: Array) -> None:
+    """Write a byte for each eight flags, which are 0 or 1; `eights` has eight of them in each."""
     for k in range(bits.size):
-        eight = eights[k]
-        eight |= eight >> np.uint64(7)
-        eight |= eight >> np.uint64(14)
-        eight |= eight >> np.uint64(28)
-        bits[k] = np.uint8(eight)
+        bits[k] = np.uint8((eights[k] * factor) >> np.uint64(56))
 
 
 @part
-def gather_high(flags: Array, bits: Array) -> None:
-    """Write a byte for each eight flags, which are 0 or 1: the first becomes bit 7."""
-    eights = flags.view(np.uint64)
-    for k in range(bits.size):
-        eight = eights[k]
-        eight |= eight << np.uint64(9)
-        eight |= eight << np.uint64(18)
-        eight |= eight << np.uint64(36)
-        bits[k] = np.uint8(eight >> np.uint64(56))
+def signs(x: Array, flags: Array, bits: Array) -> None:
+    """Write a flag, 1 for negative, and a bit for each element of a group."""
+    words = x.view(np.int32)
+    flags[x.size & -8 : (x.size + 7) & -8] = 0
+    marks = flags[: x.size]
+    for i in range(words.size):
+        marks[i] = np.uint8(words[i] < 0)
+    gather(flags.view(np.uint64), GATHER_LOW, bits)
 
 
 @part

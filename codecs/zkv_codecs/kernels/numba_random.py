@@ -158,6 +158,15 @@ def natural_add(codes: Array, weight: float, total: Array) -> None:
 # --- ternary -----------------------------------------------------------------------------------
 
 
+@part
+def _gather_pairs(fours: Array, codes: Array) -> None:
+    """Write a byte for each four codes, 0 to 3, the first into its lowest bits."""
+    for k in range(codes.size):
+        four = np.uint32(fours[k])
+        four = np.uint32(four | (four >> np.uint32(6)))
+        codes[k] = np.uint8(four | (four >> np.uint32(12)))
+
+
 @kernel(F4_IN, INT, INT, U1, F4)
 def ternary_encode(x: Array, block: int, seed: int, codes: Array, scales: Array) -> None:
     """See `numpy_random.ternary_encode`."""
@@ -185,11 +194,40 @@ def ternary_encode(x: Array, block: int, seed: int, codes: Array, scales: Array)
                 marks[i] = (
                     np.uint8(3) if xs[i] < -bar else (np.uint8(1) if xs[i] > bar else np.uint8(0))
                 )
-        packed = codes[start >> 2 : (start + GROUP) >> 2]
-        for k in range(packed.size):
-            four = np.uint32(fours[k])
-            four = np.uint32(four | (four >> np.uint32(6)))
-            packed[k] = np.uint8(four | (four >> np.uint32(12)))
+        _gather_pairs(fours, codes[start >> 2 : (start + GROUP) >> 2])
+
+
+@kernel(F4_IN, F4_IN, INT, U1, F4, F4)
+def ternary_encode_residual(
+    x: Array, e: Array, block: int, codes: Array, scales: Array, out: Array
+) -> None:
+    """See `numpy_random.ternary_encode_residual`."""
+    pairs = np.empty(GROUP, np.uint8)
+    fours = pairs.view(np.uint32)
+    for start in range(0, x.size, GROUP):
+        xs = x[start : start + GROUP]
+        es = e[start : start + GROUP]
+        group = out[start : start + GROUP]
+        ss = scales[start // block : (start + GROUP) // block]
+        bits = ss.view(np.int32)
+        pairs[xs.size & -4 : (xs.size + 3) & -4] = 0
+        for i in range(xs.size):
+            group[i] = xs[i] + es[i]
+        for at in range(ss.size):
+            ts = group[at * block : (at + 1) * block]
+            marks = pairs[at * block : (at + 1) * block]
+            bits[at] = largest_bits(ts)
+            if ss[at] < SCALE_MIN:
+                ss[at] = 0
+                marks[: ts.size] = 0
+                continue
+            scale = ss[at]
+            bar = np.float32(0.5) * scale
+            for i in range(ts.size):
+                t = ts[i]
+                marks[i] = np.uint8(3) if t < -bar else (np.uint8(1) if t > bar else np.uint8(0))
+                ts[i] = t - (-scale if t < -bar else (scale if t > bar else NOTHING))
+        _gather_pairs(fours, codes[start >> 2 : (start + GROUP) >> 2])
 
 
 @part

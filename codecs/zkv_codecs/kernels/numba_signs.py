@@ -1,4 +1,7 @@
-"""One and two bits per element in Numba: the functions of `numpy_signs`, bit for bit."""
+"""One and two bits per element in Numba: the functions of `numpy_signs`, bit for bit.
+
+Those with means of blocks stand in `numba_means`.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +9,49 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.kernels.numba_blocks import (
+    GATHER_HIGH,
     GROUP,
     SPREAD_HIGH,
     SPREAD_LOW,
-    block_sums,
-    gather_high,
-    gather_low,
+    gather,
+    signs,
     spread,
 )
-from zkv_codecs.kernels.numba_types import F4, F4_IN, INT, U1, U1_IN, helper, kernel, part
-from zkv_codecs.kernels.numpy_blocks import LARGEST, SCALE_MIN
+from zkv_codecs.kernels.numba_means import (
+    onebit_add,
+    onebit_decode,
+    onebit_encode,
+    onebit_encode_residual,
+    twomeans_add,
+    twomeans_decode,
+    twomeans_encode,
+    twomeans_encode_residual,
+)
+from zkv_codecs.kernels.numba_types import F4, F4_IN, U1, U1_IN, kernel, part
+
+__all__ = [
+    "mx1bit_add",
+    "mx1bit_decode",
+    "mx1bit_encode",
+    "mx2bit_add",
+    "mx2bit_decode",
+    "mx2bit_encode",
+    "onebit_add",
+    "onebit_decode",
+    "onebit_encode",
+    "onebit_encode_residual",
+    "signs_add",
+    "signs_decode",
+    "signs_encode",
+    "signs_settle",
+    "twomeans_add",
+    "twomeans_decode",
+    "twomeans_encode",
+    "twomeans_encode_residual",
+]
 
 ONE = np.float32(1)
 NOTHING = np.float32(0)
-
-
-@part
-def _signs(x: Array, flags: Array, bits: Array) -> None:
-    """Write a flag, 1 for negative, and a bit for each element of a group."""
-    words = x.view(np.int32)
-    flags[x.size & -8 : (x.size + 7) & -8] = 0
-    marks = flags[: x.size]
-    for i in range(words.size):
-        marks[i] = np.uint8(words[i] < 0)
-    gather_low(flags, bits)
-
-
-@helper
-def _mean(total: np.float32, count: int, unit: np.float32) -> np.float32:
-    """See `numpy_signs._means`."""
-    mean = min(total / (np.float32(count) * unit), LARGEST)
-    return mean if mean >= SCALE_MIN else NOTHING
 
 
 # --- signs alone -----------------------------------------------------------------------------
@@ -47,7 +62,7 @@ def signs_encode(x: Array, bits: Array) -> None:
     """See `numpy_signs.signs_encode`."""
     flags = np.empty(GROUP, np.uint8)
     for start in range(0, x.size, GROUP):
-        _signs(x[start : start + GROUP], flags, bits[start >> 3 : (start + GROUP) >> 3])
+        signs(x[start : start + GROUP], flags, bits[start >> 3 : (start + GROUP) >> 3])
 
 
 @kernel(U1_IN, F4)
@@ -81,189 +96,6 @@ def signs_settle(votes: Array, out: Array) -> None:
         out[i] = np.float32(np.int32(vote > 0) - np.int32(vote < 0))
 
 
-# --- the mean of |x| ---------------------------------------------------------------------------
-
-
-@part
-def _onebit(x: Array, block: int, flags: Array, terms: Array, bits: Array, scales: Array) -> None:
-    """Write flags, bits and scales of one group."""
-    _signs(x, flags, bits)
-    unit = np.float32(0.5 / block)
-    for i in range(x.size):
-        terms[i] = abs(x[i]) * unit
-    terms[x.size : scales.size * block] = 0
-    block_sums(terms, block, scales)
-    for at in range(scales.size):
-        scales[at] = _mean(scales[at], min(block, x.size - at * block), unit)
-
-
-@kernel(F4_IN, INT, U1, F4)
-def onebit_encode(x: Array, block: int, bits: Array, scales: Array) -> None:
-    """See `numpy_signs.onebit_encode`."""
-    flags = np.empty(GROUP, np.uint8)
-    terms = np.empty(GROUP, np.float32)
-    for start in range(0, x.size, GROUP):
-        xs = x[start : start + GROUP]
-        bs = bits[start >> 3 : (start + GROUP) >> 3]
-        ss = scales[start // block : (start + GROUP) // block]
-        _onebit(xs, block, flags, terms, bs, ss)
-
-
-@kernel(F4_IN, F4_IN, INT, U1, F4, F4)
-def onebit_encode_residual(
-    x: Array, e: Array, block: int, bits: Array, scales: Array, out: Array
-) -> None:
-    """See `numpy_signs.onebit_encode_residual`."""
-    flags = np.empty(GROUP, np.uint8)
-    terms = np.empty(GROUP, np.float32)
-    for start in range(0, x.size, GROUP):
-        xs = x[start : start + GROUP]
-        es = e[start : start + GROUP]
-        ts = out[start : start + GROUP]
-        bs = bits[start >> 3 : (start + GROUP) >> 3]
-        ss = scales[start // block : (start + GROUP) // block]
-        for i in range(xs.size):
-            ts[i] = xs[i] + es[i]
-        _onebit(ts, block, flags, terms, bs, ss)
-        for at in range(ss.size):
-            rs = ts[at * block : (at + 1) * block]
-            marks = flags[at * block : (at + 1) * block]
-            scale = ss[at]
-            for i in range(rs.size):
-                rs[i] = rs[i] - (-scale if marks[i] else scale)
-
-
-@kernel(U1_IN, F4_IN, INT, F4)
-def onebit_decode(bits: Array, scales: Array, block: int, out: Array) -> None:
-    """See `numpy_signs.onebit_decode`."""
-    flags = np.empty(GROUP, np.uint8)
-    for start in range(0, out.size, GROUP):
-        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
-        ss = scales[start // block : (start + GROUP) // block]
-        group = out[start : start + GROUP]
-        for at in range(ss.size):
-            ys = group[at * block : (at + 1) * block]
-            marks = flags[at * block : (at + 1) * block]
-            scale = ss[at]
-            for i in range(ys.size):
-                ys[i] = -scale if marks[i] else scale
-
-
-@kernel(U1_IN, F4_IN, INT, "f8", F4)
-def onebit_add(bits: Array, scales: Array, block: int, weight: float, total: Array) -> None:
-    """See `numpy_signs.onebit_add`."""
-    flags = np.empty(GROUP, np.uint8)
-    for start in range(0, total.size, GROUP):
-        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
-        ss = scales[start // block : (start + GROUP) // block]
-        group = total[start : start + GROUP]
-        for at in range(ss.size):
-            ys = group[at * block : (at + 1) * block]
-            marks = flags[at * block : (at + 1) * block]
-            product = ss[at] * np.float32(weight)
-            for i in range(ys.size):
-                ys[i] = ys[i] + (-product if marks[i] else product)
-
-
-# --- the means of both signs -------------------------------------------------------------------
-
-
-@part
-def _twomeans(
-    x: Array, block: int, flags: Array, terms: Array, bits: Array, means: Array, scales: Array
-) -> None:
-    """Write flags, bits and pairs of scales of one group."""
-    _signs(x, flags, bits)
-    unit = np.float32(0.5 / block)
-    count = scales.size >> 1
-    for sign in range(2):
-        for i in range(x.size):
-            terms[i] = abs(x[i]) * unit if flags[i] != sign else NOTHING
-        terms[x.size : count * block] = 0
-        block_sums(terms, block, means[:count])
-        for at in range(count):
-            marks = flags[at * block : min((at + 1) * block, x.size)]
-            negatives = np.int32(0)
-            for i in range(marks.size):
-                negatives += np.int32(marks[i])
-            chosen = marks.size - negatives if sign else negatives
-            mean = _mean(means[at], max(int(chosen), 1), unit)
-            scales[2 * at + sign] = mean if sign else NOTHING - mean
-
-
-@kernel(F4_IN, INT, U1, F4)
-def twomeans_encode(x: Array, block: int, bits: Array, scales: Array) -> None:
-    """See `numpy_signs.twomeans_encode`."""
-    flags = np.empty(GROUP, np.uint8)
-    terms = np.empty(GROUP, np.float32)
-    means = np.empty(GROUP // block, np.float32)
-    for start in range(0, x.size, GROUP):
-        xs = x[start : start + GROUP]
-        bs = bits[start >> 3 : (start + GROUP) >> 3]
-        ss = scales[2 * start // block : 2 * (start + GROUP) // block]
-        _twomeans(xs, block, flags, terms, bs, means, ss)
-
-
-@kernel(F4_IN, F4_IN, INT, U1, F4, F4)
-def twomeans_encode_residual(
-    x: Array, e: Array, block: int, bits: Array, scales: Array, out: Array
-) -> None:
-    """See `numpy_signs.twomeans_encode_residual`."""
-    flags = np.empty(GROUP, np.uint8)
-    terms = np.empty(GROUP, np.float32)
-    means = np.empty(GROUP // block, np.float32)
-    for start in range(0, x.size, GROUP):
-        xs = x[start : start + GROUP]
-        es = e[start : start + GROUP]
-        ts = out[start : start + GROUP]
-        bs = bits[start >> 3 : (start + GROUP) >> 3]
-        ss = scales[2 * start // block : 2 * (start + GROUP) // block]
-        for i in range(xs.size):
-            ts[i] = xs[i] + es[i]
-        _twomeans(ts, block, flags, terms, bs, means, ss)
-        for at in range(ss.size >> 1):
-            rs = ts[at * block : (at + 1) * block]
-            marks = flags[at * block : (at + 1) * block]
-            negative = ss[2 * at]
-            rest = ss[2 * at + 1]
-            for i in range(rs.size):
-                rs[i] = rs[i] - (negative if marks[i] else rest)
-
-
-@kernel(U1_IN, F4_IN, INT, F4)
-def twomeans_decode(bits: Array, scales: Array, block: int, out: Array) -> None:
-    """See `numpy_signs.twomeans_decode`."""
-    flags = np.empty(GROUP, np.uint8)
-    for start in range(0, out.size, GROUP):
-        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
-        ss = scales[2 * start // block : 2 * (start + GROUP) // block]
-        group = out[start : start + GROUP]
-        for at in range(ss.size >> 1):
-            ys = group[at * block : (at + 1) * block]
-            marks = flags[at * block : (at + 1) * block]
-            negative = ss[2 * at]
-            rest = ss[2 * at + 1]
-            for i in range(ys.size):
-                ys[i] = negative if marks[i] else rest
-
-
-@kernel(U1_IN, F4_IN, INT, "f8", F4)
-def twomeans_add(bits: Array, scales: Array, block: int, weight: float, total: Array) -> None:
-    """See `numpy_signs.twomeans_add`."""
-    flags = np.empty(GROUP, np.uint8)
-    for start in range(0, total.size, GROUP):
-        spread(bits[start >> 3 : (start + GROUP) >> 3], SPREAD_LOW, flags)
-        ss = scales[2 * start // block : 2 * (start + GROUP) // block]
-        group = total[start : start + GROUP]
-        for at in range(ss.size >> 1):
-            ys = group[at * block : (at + 1) * block]
-            marks = flags[at * block : (at + 1) * block]
-            negative = ss[2 * at] * np.float32(weight)
-            rest = ss[2 * at + 1] * np.float32(weight)
-            for i in range(ys.size):
-                ys[i] = ys[i] + (negative if marks[i] else rest)
-
-
 # --- MXNet's thresholds ------------------------------------------------------------------------
 
 
@@ -281,7 +113,7 @@ def mx1bit_encode(x: Array, e: Array, threshold: float, bits: Array, out: Array)
             t = xs[i] + es[i]
             flags[i] = np.uint8(t > top)
             ts[i] = t - ONE if t > top else t + ONE
-        gather_high(flags, bits[start >> 3 : (start + GROUP) >> 3])
+        gather(flags.view(np.uint64), GATHER_HIGH, bits[start >> 3 : (start + GROUP) >> 3])
 
 
 @kernel(U1_IN, F4)

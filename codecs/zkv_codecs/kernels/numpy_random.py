@@ -136,9 +136,27 @@ def ternary_encode(x: Array, block: int, seed: int, codes: Array, scales: Array)
     the first in its lowest bits."""
     scales[...] = _absmax(x, block)
     each = spread(scales, block, x.size)
-    bars = _drawn(seed, x.size).astype(np.float32) * DRAW * each
+    _ternary_codes(x, _drawn(seed, x.size).astype(np.float32) * DRAW * each, each, codes)
+
+
+@quiet
+def ternary_encode_residual(
+    x: Array, e: Array, block: int, codes: Array, scales: Array, out: Array
+) -> None:
+    """Encode t = x + e, each element as what is nearest of scale, −scale and 0, halves as 0; and
+    write t − decode(codes, scales) to `out`. Nothing is left to chance."""
+    t = x + e
+    scales[...] = _absmax(t, block)
+    each = spread(scales, block, x.size)
+    _ternary_codes(t, np.float32(0.5) * each, each, codes)
+    ternary_decode(codes, scales, block, out)
+    np.subtract(t, out, out=out)
+
+
+def _ternary_codes(x: Array, bars: Array, scales: Array, codes: Array) -> None:
+    """Write the signs of what exceeds its bar, where scales are above 0."""
     signs = np.where(x > bars, np.uint8(1), np.where(x < -bars, np.uint8(3), np.uint8(0)))
-    kept = rows(np.where(each > 0, signs, np.uint8(0)), 4)
+    kept = rows(np.where(scales > 0, signs, np.uint8(0)), 4)
     codes[...] = kept[:, 0] | (kept[:, 1] << 2) | (kept[:, 2] << 4) | (kept[:, 3] << 6)
 
 

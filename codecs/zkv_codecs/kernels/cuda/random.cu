@@ -85,29 +85,47 @@ extern "C" __global__ void natural_add(const u8* codes, i64 n, float weight, flo
     if (i < n) total[i] = total[i] + natural_of(codes[i]) * weight;
 }
 
-// A lane has a byte's four elements, or those that are left; blocks share no byte.
-extern "C" __global__ void ternary_encode(
-    const float* x, i64 n, i64 block, u32 seed, u8* codes, float* scales
+static __device__ float ternary_value(u32 code, float scale) {
+    return code == 1 ? scale : code == 3 ? -scale : 0.0f;
+}
+
+// Rounds by chance, or to what is nearest where there is an `out` for what is left. A lane has a
+// byte's four elements, or those that are left; blocks share no byte.
+static __device__ void ternary_block(
+    const float* x, const float* e, i64 n, i64 block, u32 seed, u8* codes, float* scales, float* out
 ) {
     const Span span = span_of_warp(n, block);
     if (span.start >= n) return;
-    const float absmax = absmax_of(x, 0, span);
+    const float absmax = absmax_of(x, e, span);
     const float scale = absmax >= SCALE_MIN ? absmax : 0.0f;
     if (lane() == 0) scales[span.start / block] = scale;
     for (i64 first = span.start + 4 * lane(); first < span.stop; first += 4 * WARP) {
         u32 byte = 0;
         for (i64 i = first; i < first + 4 && i < span.stop; i++) {
-            const float bar = uniform_of(i, seed) * scale;
-            const u32 code = scale > 0.0f ? x[i] > bar ? 1 : x[i] < -bar ? 3 : 0 : 0;
+            const float t = given(x, e, i);
+            const float bar = (out ? 0.5f : uniform_of(i, seed)) * scale;
+            const u32 code = scale > 0.0f ? t > bar ? 1 : t < -bar ? 3 : 0 : 0;
             byte |= code << 2 * (i - first);
+            if (out) out[i] = t - ternary_value(code, scale);
         }
         codes[first / 4] = (u8)byte;
     }
 }
 
+extern "C" __global__ void ternary_encode(
+    const float* x, i64 n, i64 block, u32 seed, u8* codes, float* scales
+) {
+    ternary_block(x, 0, n, block, seed, codes, scales, 0);
+}
+
+extern "C" __global__ void ternary_encode_residual(
+    const float* x, const float* e, i64 n, i64 block, u8* codes, float* scales, float* out
+) {
+    ternary_block(x, e, n, block, 0, codes, scales, out);
+}
+
 static __device__ float ternary_of(const u8* codes, i64 i, float scale) {
-    const u32 code = codes[i / 4] >> i % 4 * 2 & 3;
-    return code == 1 ? scale : code == 3 ? -scale : 0.0f;
+    return ternary_value(codes[i / 4] >> i % 4 * 2 & 3, scale);
 }
 
 extern "C" __global__ void ternary_decode(
