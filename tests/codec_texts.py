@@ -14,7 +14,7 @@ PLAIN = (
     "uint8:64",
     "int8:1024",
     "qsgd:127",
-    "qsgd:4:64",
+    "qsgd:8:64",
     "natural",
     "ternary",
     "onebit",

@@ -92,6 +92,8 @@ class ErrorFeedback(Codec):
         for stage in self.chain.stages:
             if not stage.feedback:
                 raise ValueError(f"{self.chain.text}+ef: {stage.text} has no use for a residual")
+            if stage.grows:
+                raise ValueError(f"{self.chain.text}+ef: the residual would grow: {stage.grows}")
         if not self.chain.stages:
             raise ValueError("none+ef: nothing is cut off, so there is nothing to feed back")
 

@@ -127,6 +127,12 @@ class Stage(ABC):
     """"sparsify", "quantize", "lowrank" or "lossless": which stages may follow which."""
     biased: ClassVar[bool] = True
     """Whether the mean of many encodings differs from what was given: error feedback wanted."""
+
+    @property
+    def grows(self) -> str:
+        """Why a residual around it would grow without end; "" if it does not."""
+        return ""
+
     feedback: ClassVar[bool] = True
     """Whether error feedback may be put around it: not if it has its own, or if its codes are votes
     and not values."""

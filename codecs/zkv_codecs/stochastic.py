@@ -7,6 +7,7 @@ must be given for each encoding, or errors of elements that do not change never 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -45,6 +46,17 @@ class Qsgd(Stage):
         if type(self.levels) is not int or not 1 <= self.levels <= LEVELS_MAX:
             raise ValueError(f"qsgd: {self.levels!r} levels; give 1 to {LEVELS_MAX}")
         checked("qsgd", self.block)
+
+    @property
+    def grows(self) -> str:
+        """See `Stage.grows`: the error's square is up to √block / levels times that of a block."""
+        if self.levels**2 >= self.block:
+            return ""
+        least = math.isqrt(self.block - 1) + 1
+        return (
+            f"{self.levels} levels err by more than what blocks of {self.block} hold; give at "
+            f"least {least}, or leave +ef away"
+        )
 
     @property
     def text(self) -> str:

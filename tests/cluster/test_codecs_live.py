@@ -26,7 +26,7 @@ SIZE = 700
 SPARSE = ("topk", "randomk", "threshold")
 COARSE = {
     "qsgd:127": (2.8, 3.6),
-    "qsgd:4:64": (0.0, 6.6),
+    "qsgd:8:64": (0.0, 6.6),
     "natural": (2.0, 4.0),
     "majority": (1.0, 1.0),
     "powersgd:2+int4+ef": (2.7, 3.8),

@@ -28,7 +28,9 @@ from hypothesis import strategies as st
 from strategies_codecs import float_arrays
 
 from zkv.dtypes import Array
+from zkv_codecs import spec
 from zkv_codecs.backend import Backend
+from zkv_codecs.deltas import down_plan
 from zkv_codecs.kernels.numpy_random import folded
 from zkv_codecs.packed import Packed, Stage, State, dense
 from zkv_codecs.stochastic import Natural, Qsgd, Ternary
@@ -544,3 +546,30 @@ def test_ternary_rounds_its_bars_to_float32(backend: Backend) -> None:
     codes, scales = np.empty(1, np.uint8), np.empty(1, np.float32)
     backend.family("random").ternary_encode(x, 64, 5, codes, scales)
     assert codes.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "least"), [("qsgd:4", 23), ("qsgd:22", 23), ("qsgd:15:256", 16), ("qsgd:4:64", 8)]
+)
+def test_a_residual_around_too_few_levels_is_refused(text: str, least: int) -> None:
+    """4 levels of blocks of 512: after 200 steps it was millions of gradients long."""
+    said = rf"{text}\+ef: the residual would grow: .* at least {least},"
+    with pytest.raises(ValueError, match=said):
+        spec.codec(f"{text}+ef")
+    with pytest.raises(ValueError, match="the residual would grow"):
+        down_plan(text)
+    assert spec.codec(text).text == text
+
+
+@pytest.mark.parametrize("text", ["qsgd:23+ef", "qsgd:16:256+ef", "qsgd:127+ef", "qsgd:8:64+ef"])
+def test_with_enough_levels_a_residual_stays_bounded(text: str) -> None:
+    """In norms of a gradient, over 200 steps of chance."""
+    codec = spec.codec(text)
+    state = codec.start((2048,))
+    chance = np.random.default_rng(0)
+    longest = 0.0
+    for step in range(200):
+        gradient = chance.standard_normal(2048).astype(np.float32)
+        _, state = codec.encode(dense(gradient), state, step, NUMPY)
+        longest = max(longest, float(np.linalg.norm(state[0]) / np.linalg.norm(gradient)))
+    assert longest < 3.0
