@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -16,7 +17,7 @@ from zkv_workers.model import BatchState, Running, check_weight
 from zkv_workers.outgoing import Outgoing, Outlet
 
 
-class AnyBatch:
+class AnyBatch(ABC):
     """One mini-batch, used once as a context manager: entering waits, leaving finishes it."""
 
     def __init__(
@@ -110,9 +111,9 @@ class AnyBatch:
             finally:
                 self._waited_s += waiting.stop()
 
+    @abstractmethod
     def _wait_for(self, kids: tuple[int, ...]) -> None:
         """Block until the values of these keys are here, or the batch is cancelled."""
-        raise NotImplementedError
 
     @property
     def version(self) -> int:

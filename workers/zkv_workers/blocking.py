@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from zkv.dtypes import Array
-from zkv.errors import Closed, WaitTimeout
+from zkv.errors import Closed
 from zkv.pool import Shard
 from zkv_net.loop import loop_factory
 from zkv_workers import faces, figures
@@ -336,8 +335,7 @@ class Worker:
         more."""
         if self._left or os.getpid() != self._pid:
             return
-        with contextlib.suppress(WaitTimeout):
-            self._outlet.pipeline.drain()
+        self._outlet.pipeline.wait()
         if (report := faces.last_accounts(self._encoder, self._driver)) is not None:
             self._feed(report)
         future = self._start(s.Leave)

@@ -63,18 +63,22 @@ class Pipeline:
                 self._jobs -= 1
                 self._changed.notify_all()
 
+    def wait(self) -> bool:
+        """Wait until every job is done, or patience is at an end; return whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._jobs == 0, self._patience_s)
+
     def drain(self) -> None:
         """Wait until every job is done.
 
         Raises:
             WaitTimeout: they are not done in time.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._jobs == 0, self._patience_s):
-                raise WaitTimeout(
-                    f"{self._jobs} blocks were not encoded within {self._patience_s:g} s; is this "
-                    "process starved of CPU?"
-                )
+        if not self.wait():
+            raise WaitTimeout(
+                f"{self._jobs} blocks were not encoded within {self._patience_s:g} s; is this "
+                "process starved of CPU?"
+            )
 
     def close(self) -> None:
         """End the thread when the present job is done; the others never run."""
