@@ -1,0 +1,230 @@
+"""Times overlap of computing and sending on slow links (`scripts/bench_overlap --help`).
+
+Each process has a network namespace of its own, whose one card is limited both ways; the namespaces
+have no names and end with this process. Computing is a timed wait, as on a GPU: real computing
+would compete for the cores with what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+LAYERS, ENTRIES = 20, 131_072
+"""512 KiB of float32 in each layer: a block of its own."""
+WORKERS, SERVERS = 2, 2
+FORWARD = 1 / 3
+"""Of the time to compute; the rest is backward."""
+SHARES = ((60, 40), (40, 60), (50, 50), (90, 10))
+"""Computing to communication, in per cent."""
+WARM = 2
+ZKV = [sys.executable, "-m", "zkv_cli"]
+ADDRESS = "10.212.1.{}"
+PATIENCE_S = 300
+
+
+# --- one worker ----------------------------------------------------------------------------------
+
+
+def train(mode: str, compute_s: float, batches: int) -> list[float]:
+    """Return the seconds from each batch's begin to the next one's, of one worker."""
+    import numpy as np
+
+    import zkv
+
+    keys = [f"layer{at:02}" for at in range(LAYERS)]
+    gradient = np.ones(ENTRIES, np.float32)
+    forward_s, backward_s = compute_s * FORWARD / LAYERS, compute_s * (1 - FORWARD) / LAYERS
+    begun: list[float] = []
+    with zkv.connect() as worker:
+        worker.init({key: np.zeros(ENTRIES, np.float32) for key in keys})
+        for _ in range(batches + WARM + 1):
+            with worker.batch() as batch:
+                begun.append(time.perf_counter())
+                if mode == "serial":
+                    _ = batch.params
+                for key in keys:
+                    _ = batch[key]
+                    time.sleep(forward_s)
+                for key in reversed(keys):
+                    time.sleep(backward_s)
+                    if mode == "overlap":
+                        batch.push(key, gradient)
+                if mode == "serial":
+                    for key in reversed(keys):
+                        batch.push(key, gradient)
+            if mode == "serial":
+                batch.wait()
+    return [after - before for before, after in zip(begun, begun[1:], strict=False)][WARM:]
+
+
+# --- machines ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network namespace, held open by a process."""
+
+    pid: int
+
+    def command(self, *argv: str) -> list[str]:
+        """Return a command that runs there."""
+        return ["nsenter", f"--target={self.pid}", "--net", "--", *argv]
+
+    def must(self, line: str) -> None:
+        """Run a command there that has to succeed."""
+        subprocess.run(self.command(*line.split()), check=True)
+
+
+@contextmanager
+def machine() -> Iterator[Machine]:
+    """Yield a fresh namespace; it is gone afterwards."""
+    holder = subprocess.Popen(
+        ["unshare", "--net", "--", "sh", "-c", "echo ready; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "ready\n":
+            raise SystemExit("a network namespace cannot be made here: run this as root on Linux")
+        made = Machine(holder.pid)
+        made.must("ip link set lo up")
+        yield made
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+@contextmanager
+def network(mbit: float) -> Iterator[list[Machine]]:
+    """Yield a machine for each server, then for each worker, on one switch; 0 Mbit/s: unlimited."""
+    with ExitStack() as stack:
+        switch = stack.enter_context(machine())
+        switch.must("ip link add switch type bridge")
+        switch.must("ip link set switch up")
+        found = []
+        for at in range(SERVERS + WORKERS):
+            place = stack.enter_context(machine())
+            wire = f"ip link add card netns {place.pid} type veth peer name port{at}"
+            switch.must(f"{wire} netns {switch.pid}")
+            place.must(f"ip addr add {ADDRESS.format(at + 1)}/24 dev card")
+            switch.must(f"ip link set port{at} master switch")
+            for one, card in ((place, "card"), (switch, f"port{at}")):
+                one.must(f"ip link set {card} up")
+                if mbit:
+                    limit = f"rate {mbit:g}mbit burst 64kb latency 200ms"
+                    one.must(f"tc qdisc add dev {card} root tbf {limit}")
+            found.append(place)
+        yield found
+
+
+def run(places: list[Machine], mode: str, compute_s: float, batches: int) -> float:
+    """Return the mean seconds of a batch over the workers of one run."""
+    options = ("--servers", str(SERVERS), "--workers", str(WORKERS), "--optimizer", "sgd:lr=0.1")
+    with ExitStack() as stack:
+        broker = stack.enter_context(role(places, 0, "broker", *options))
+        for at in range(SERVERS):
+            stack.enter_context(role(places, at, "server", "--broker", broker))
+        workers = [
+            subprocess.Popen(
+                places[SERVERS + rank].command(
+                    sys.executable, __file__, "--worker", mode, repr(compute_s), str(batches)
+                ),
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "ZKV_BROKER": broker, "RANK": str(rank),
+                     "WORLD_SIZE": str(WORKERS)},
+            )
+            for rank in range(WORKERS)
+        ]  # fmt: skip
+        told = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
+    times = [json.loads(text) for text in told]
+    return sum(map(sum, times)) / sum(map(len, times))
+
+
+@contextmanager
+def role(places: list[Machine], at: int, *arguments: str) -> Iterator[str]:
+    """Run a command of `zkv` at a place; yield the address that it announces."""
+    own = ("--bind", f"tcp://{ADDRESS.format(at + 1)}:0", "--insecure", "--log-level", "warning")
+    process = subprocess.Popen(
+        places[at].command(*ZKV, *arguments, *own),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "ZKV_LIFELINE": "stdin", "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = re.search(r"(?:broker|server) at (tcp://\S+)", line)
+            if found:
+                yield found[1]
+                break
+        else:
+            raise SystemExit(f"zkv {arguments[0]} did not start")
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def measure(mbit: float, batches: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each share of computing and each mode."""
+    with network(mbit) as slow, network(0) as instant:
+        comm_s = run(slow, "overlap", 0.0, batches)
+        for compute, communication in SHARES:
+            wanted_s = comm_s * compute / communication
+            compute_s = run(instant, "overlap", wanted_s, batches)
+            for mode in ("overlap", "serial"):
+                batch_s = run(slow, mode, wanted_s, batches)
+                yield {
+                    "share": f"{compute}:{communication}",
+                    "compute_ms": round(1e3 * compute_s, 1),
+                    "comm_ms": round(1e3 * comm_s, 1),
+                    "mode": mode,
+                    "batch_ms": round(1e3 * batch_s, 1),
+                    "ideal_ms": round(1e3 * max(compute_s, comm_s), 1),
+                }
+
+
+def main() -> None:
+    """Measure, and print it."""
+    if sys.argv[1:2] == ["--worker"]:
+        mode, compute_s, batches = sys.argv[2:]
+        print(json.dumps(train(mode, float(compute_s), int(batches))))
+        return
+    parser = argparse.ArgumentParser(prog="scripts/bench_overlap")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--mbit", type=float, default=400.0)
+    parser.add_argument("--batches", type=int, default=8)
+    asked = parser.parse_args()
+    rows = []
+    columns = ("share", "mode", "compute_ms", "comm_ms", "batch_ms", "ideal_ms")
+    if not asked.json:
+        print("  ".join(f"{column:>10}" for column in columns), " to ideal", flush=True)
+    for row in measure(asked.mbit, asked.batches):
+        rows.append(row)
+        if not asked.json:
+            ratio = row["batch_ms"] / row["ideal_ms"]
+            cells = "  ".join(f"{row[column]!s:>10}" for column in columns)
+            print(f"{cells}  {ratio:8.2f}", flush=True)
+    if asked.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
