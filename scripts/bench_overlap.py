@@ -8,6 +8,7 @@ would compete for the cores with what is measured.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -64,7 +65,7 @@ def train(mode: str, compute_s: float, batches: int) -> list[float]:
                         batch.push(key, gradient)
             if mode == "serial":
                 batch.wait()
-    return [after - before for before, after in zip(begun, begun[1:], strict=False)][WARM:]
+    return [after - before for before, after in itertools.pairwise(begun)][WARM:]
 
 
 # --- machines ------------------------------------------------------------------------------------
