@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zkv import aio as aio
+    from zkv import codecs as codecs
     from zkv import data as data
     from zkv.errors import Cancelled as Cancelled
     from zkv.errors import ZkvError as ZkvError
@@ -32,7 +33,7 @@ _WHERE = {
     "ZkvError": ("zkv.errors", "ZkvError"),
     "Cancelled": ("zkv.errors", "Cancelled"),
 }
-_MODULES = ("aio", "data", "errors")
+_MODULES = ("aio", "codecs", "data", "errors")
 
 __all__ = [
     "Batch",
@@ -40,6 +41,7 @@ __all__ = [
     "Worker",
     "ZkvError",
     "aio",
+    "codecs",
     "connect",
     "data",
     "errors",

@@ -154,6 +154,9 @@ class Auto:
             parts.append("candidates=" + "|".join(self.candidates))
         return "auto" + (":" + ",".join(parts) if parts else "")
 
+    def __str__(self) -> str:
+        return self.text
+
     def seconds(self, elements: float, one: Measured, link: float, compute_s: float) -> float:
         """Return the seconds of a step: compute + encode + bytes / link + decode.
 

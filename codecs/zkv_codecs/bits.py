@@ -142,6 +142,9 @@ class BitController(ABC, Generic[S]):
     def text(self) -> str:
         """What `zkv_codecs.bits_spec.controller` reads as this controller."""
 
+    def __str__(self) -> str:
+        return self.text
+
     @abstractmethod
     def start(self) -> S:
         """Return the state before the first step; `state.bits` is the first step's width."""

@@ -54,6 +54,9 @@ class Codec:
         """What `zkv_codecs.spec.codec` reads as this codec."""
         return self.chain.text
 
+    def __str__(self) -> str:
+        return self.text
+
     @property
     def lossy(self) -> bool:
         """Whether what arrives is not always what was given."""

@@ -64,6 +64,9 @@ class Plan:
             parts.append(f"nonfinite={self.nonfinite}")
         return ";".join(parts)
 
+    def __str__(self) -> str:
+        return self.text
+
     def warm(self, backend: Backend) -> None:
         """Load the kernels that these codecs need."""
         for one in self.codecs():

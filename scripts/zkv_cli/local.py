@@ -13,6 +13,7 @@ from zkv_cli.children import Child, Children, Event, wait_for
 from zkv_cli.settings import Settings, load
 
 if TYPE_CHECKING:
+    from zkv.codecs import Chosen
     from zkv_workers.blocking import Worker
     from zkv_workers.model import ConnectOptions
 
@@ -133,8 +134,8 @@ def local(
     workers: int = 1,
     optimizer: str | None = None,
     staleness: str | None = None,
-    codec: str | None = None,
-    codec_down: str | None = None,
+    codec: str | Chosen | None = None,
+    codec_down: str | Chosen | None = None,
     bind: str = "tcp://127.0.0.1:0",
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
@@ -152,7 +153,8 @@ def local(
         policy: when contributions become an update: "bsp", "asp", "ssp:2", ...
         workers: the start line: no first batch begins before so many workers are here.
         staleness: what happens to gradients that are some updates old; None: nothing.
-        codec: how gradients are compressed, such as "int8+ef" or "topk:0.01+ef;*.bias=none".
+        codec: how gradients are compressed, such as "int8+ef" or "topk:0.01+ef;*.bias=none", or a
+            value of `zkv.codecs`.
         codec_down: how parameters are compressed on their way to workers, such as "int8".
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
@@ -172,8 +174,8 @@ def local(
         ("broker", "workers"): workers,
         ("broker", "optimizer"): optimizer,
         ("broker", "staleness"): staleness,
-        ("broker", "codec"): codec,
-        ("broker", "codec_down"): codec_down,
+        ("broker", "codec"): None if codec is None else str(codec),
+        ("broker", "codec_down"): None if codec_down is None else str(codec_down),
         ("broker", "worker_lost_s"): worker_lost_s,
         ("broker", "server_lost_s"): server_lost_s,
         ("broker", "loop"): loop,
