@@ -151,7 +151,9 @@ class Text:
         self._model.zero_grad()
         loss = self._loss(chance.integers(0, self._cut - CONTEXT - 1, self.batch))
         loss.backward()
-        return {k: v.grad.numpy().copy() for k, v in self._model.named_parameters()}, float(loss.detach())
+        return {k: v.grad.numpy().copy() for k, v in self._model.named_parameters()}, float(
+            loss.detach()
+        )
 
     def loss(self, params: dict[str, Array]) -> float:
         """See `Task`."""

@@ -29,8 +29,9 @@ from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.sums import weighted_mean
 from zkv.wire import BlockSpec, ContributionId, KeySpec
 from zkv_brokers.catalog import Catalog
+from zkv_brokers.coding import Coding
 from zkv_brokers.decisions import Arrival, Decisions
-from zkv_brokers.widths import Widths, widths
+from zkv_brokers.widths import Widths
 from zkv_codecs.auto import Measured
 from zkv_codecs.backend import Backend, fastest
 from zkv_codecs.bits import BitController
@@ -192,7 +193,10 @@ class Training:
             block.bid: init_slots(self._rule_of(block)[0], self._gather(self._params, block))
             for block in self._blocks
         }
-        self.widths: Widths | None = widths(plan(text), lambda: self.now_s)
+        coding = Coding(text, clock=lambda: self.now_s, rule=self._rule.rule.name)
+        self.granted = coding.for_grants()["codec"]
+        """The plan as workers are told of it."""
+        self.widths: Widths | None = coding.widths
         if self.widths is not None:
             self.widths = Widths(mutate(self.widths.controller), lambda: self.now_s)
         self._worker_s = 0.0
@@ -204,7 +208,7 @@ class Training:
         made = Encoder(seed=worker, backend=self.costs.backend)
         made.decoders = float(self.task.workers)
         made.traffic = lambda: self._carried[worker]
-        made.use(self.text, chosen="" if self.widths is None else self.widths.codec)
+        made.use(self.granted, chosen="" if self.widths is None else self.widths.codec)
         if made._chooser is not None:
             made._chooser = TableChooser(made._chooser, self.costs, lambda: self._worker_s)
         return made
@@ -333,4 +337,4 @@ class Training:
         ]
         self.widths.updated(arrivals)
         for encoder in self.encoders:
-            encoder.use(self.text, chosen=self.widths.codec)
+            encoder.use(self.granted, chosen=self.widths.codec)

@@ -36,6 +36,7 @@ REPEATS = 3
 """Of a measurement; the shortest counts, as a scheduler only ever adds."""
 FASTEST = 1e15
 """Bytes per second: what a link that is never the limit counts as."""
+PILED_UP_MAX = 1e6
 FADE = 0.8
 """Of sums of squares from one decision to the next."""
 LOOK_EVERY, LOOKS, LOOK_SHARE = 1000, 2, 0.01
@@ -199,10 +200,11 @@ class Chooser:
                 sent.chain.add(sent.packed, 3.0, total, self._backend)
             encode.append(encoded - began)
             decode.append(self._clock() - encoded)
-        error = None if feeds_back(codec.text) else 0.0
-        if sent is not None and error is not None:
+        error = 0.0
+        if sent is not None:
             left = given.values - sent.chain.decode(sent.packed, self._backend).values
-            error = math.sqrt(_square(left) / (_square(given.values) or 1.0))
+            share = _square(left) / (_square(given.values) or 1.0)
+            error = math.sqrt(share if not feeds_back(codec.text) else _piled_up(share))
         return Measured(min(encode) / size, min(decode) / size, nbytes / size, error)
 
     def _decide(self, units: Iterable[Unit]) -> None:
@@ -224,6 +226,15 @@ class Chooser:
 
 def _square(values: Array) -> float:
     return float(np.dot(values, values))
+
+
+def _piled_up(share: float) -> float:
+    """Return the square of a residual's norm, in gradients, if each step cuts off this share.
+
+    e² = share · (1 + e²) in the long run, while gradients are as good as orthogonal to what is kept
+    back. It stands in until a codec was in use and its own residual is known.
+    """
+    return share / max(1 - share, 1 / PILED_UP_MAX)
 
 
 def _take_error(unit: Unit) -> None:
