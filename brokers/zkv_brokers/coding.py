@@ -52,7 +52,7 @@ class Coding:
     def use_up(self, text: str) -> None:
         """Encode gradients by this plan from the next grants on; ValueError if it is none."""
         self.up = plan(text)
-        self.widths = widths(self.up, self.clock)
+        self.widths = widths(self.up, self.clock, self.rule)
 
     def use_down(self, text: str) -> None:
         """Send parameters by this plan; ValueError if it is none."""

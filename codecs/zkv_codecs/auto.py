@@ -16,16 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from zkv_codecs import spec
+from zkv_codecs.late import late_under, steps_for_one
 
 CANDIDATES: tuple[str, ...] = ("none", "fp16", "int8+ef", "onebit+ef", "topk:0.01+fp16+ef")
 OWED, LOST, MARGIN = 10.0, 0.01, 0.05
 NUMBERS = ("owed", "lost", "margin", "late")
 SLACK = 1.25
 """The codec in use may exceed the budget by this factor, as norms of gradients vary by step."""
-LATE = 0.5
-"""Under a rule that divides by a root mean square of gradients: see `Auto`."""
-ROOT_MEAN_SQUARE = ("adam", "adamw", "adagrad")
-"""The rules of `zkv.optim` that do."""
 FORMS = "auto, auto:owed=4,lost=0.001,margin=0.1,late=0.5,pipelined,candidates=none|int8+ef"
 
 
@@ -126,13 +123,9 @@ class Auto:
     about the number of steps that what was cut off comes late; `lost`, without feedback, is the
     share of a gradient that never comes.
 
-    The price: what comes late, with a residual of ρ gradients, takes (1 + ρ²)^(late/2) times the
-    steps. Under plain or momentum SGD that is none (`late` 0), as sums of updates stay what they
-    were. Adam divides by the root of the mean square of what arrives, which error feedback makes
-    uneven: up to √(1 + ρ²) of an element whose gradients are small, so that its updates shrink by
-    that (`late` 1; compare Tang et al., 1-bit Adam, arXiv:2102.02888, section 3), and nothing where
-    they are large. 0.5 is the geometric middle, and about what was measured (docs/codecs.md). None:
-    whoever knows the optimizer sets it (a broker does); until then 0.
+    The price: steps with what comes late are worth less under some update rules, so a codec's time
+    is multiplied by `zkv_codecs.late.steps_for_one`. `late` None: whoever knows the rule sets it (a
+    broker does, `under`); until then it is 0, and nothing is worth less.
 
     Raises:
         ValueError: no candidate, one that is given twice, or a number below 0.
@@ -184,15 +177,12 @@ class Auto:
 
     def under(self, rule: str) -> Auto:
         """Return this value where the servers apply this rule, if `late` is not set."""
-        if self.late is not None or rule not in ROOT_MEAN_SQUARE:
-            return self
-        return replace(self, late=LATE)
+        late = late_under(rule)
+        return replace(self, late=late) if late and self.late is None else self
 
     def steps(self, codec: str, one: Measured) -> float:
         """Return how many steps with a codec are worth a dense one, at least 1."""
-        if not feeds_back(codec) or not self.late:
-            return 1.0
-        return math.hypot(1.0, one.error or 0.0) ** self.late
+        return steps_for_one(one.error or 0.0 if feeds_back(codec) else 0.0, self.late or 0.0)
 
     def choose(
         self, keys: Mapping[str | int, Key], conditions: Conditions
@@ -213,7 +203,6 @@ class Auto:
             codec: self.seconds(key.elements, one, conditions.bytes_per_s, compute_s)
             for codec, one in measured.items()
         }
-        # Steps with what comes late are worth less: what counts is the time of a dense step's worth.
         price = {codec: took[codec] * self.steps(codec, one) for codec, one in measured.items()}
         refused = {
             codec: over
