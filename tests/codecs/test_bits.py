@@ -216,7 +216,7 @@ def test_learning_keeps_precision_that_costs_no_time(seed: int) -> None:
 def test_learning_does_not_try_what_is_expected_to_be_less_than_half_as_good() -> None:
     """Under Adam 2 bits take (1 + 6²)^¼ = 2.5 times the steps. Where bytes are all that takes time
     a step is half as long as one at 4 bits, and worth a trial."""
-    go = training(lambda bits: 2e-3 + 3e-4 * bits, lambda bits: 0.01, noise=0.05)
+    go = training(lambda bits: 2e-3 + 1e-4 * bits, lambda bits: 0.01, noise=0.05)
     assert go(Learned(1, every=5), 500).count(2) > 300
     under_adam = Learned(1, every=5).under("adam")
     assert go(under_adam, 500).count(2) == 0

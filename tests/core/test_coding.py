@@ -47,9 +47,7 @@ def test_grants_say_the_codec_of_the_step_that_a_schedule_is_at() -> None:
     assert made.for_grants()["codec"] == "bits:schedule=32@0,8@2;*.bias=none"
 
 
-def test_grants_say_what_the_rule_makes_of_late_gradients_and_the_status_what_was_asked_for() -> (
-    None
-):
+def test_grants_add_what_the_rule_makes_of_late_gradients_and_the_status_does_not() -> None:
     made = Coding("auto:owed=4.0;*.bias=none", rule="adam")
     assert made.for_grants()["codec"] == "auto:owed=4.0,late=0.5;*.bias=none"
     assert made.plain(Layout())["codec"] == "auto:owed=4.0;*.bias=none"
