@@ -124,7 +124,7 @@ class Chooser:
 
     def _look(self, now: float, sent: int) -> None:
         """Send two batches dense if the link was not seen so for long, and it costs little."""
-        dense = sum(unit.elements * unit.itemsize for unit in self.units.values())
+        dense = _nbytes(self.units.values())
         if 2 * sent > dense:
             self._dense += 1
             self._seen_at, self._seen_s = self._batches, now
@@ -207,6 +207,17 @@ class Chooser:
             error = math.sqrt(share if not feeds_back(codec.text) else _piled_up(share))
         return Measured(min(encode) / size, min(decode) / size, nbytes / size, error)
 
+    def _rest_s(self, units: Iterable[Unit]) -> float:
+        """Return the seconds of a step that no codec changes: these units' share, by bytes.
+
+        Before the first step is over one part of them is known: the model came down.
+        """
+        known, mine = _nbytes(self.units.values()), _nbytes(units)
+        if self._steps:
+            return statistics.median(self._steps) * mine / max(1, known)
+        model, down_s = self.link.down
+        return down_s * mine / max(1, known, model)
+
     def _decide(self, units: Iterable[Unit]) -> None:
         speed = self.link.bytes_per_s
         keys: dict[str | int, Key] = {}
@@ -217,11 +228,15 @@ class Chooser:
                 for text, one in unit.measured.items()
             }
             keys[name] = Key(unit.elements, measured, unit.current.text)
-        rest_s = statistics.median(self._steps) if self._steps else 0.0
+        rest_s = self._rest_s(by_name.values())
         choices = self.auto.choose(keys, Conditions(min(speed, FASTEST), rest_s))
         for name, choice in choices.items():
             unit = by_name[name]
             unit.current, unit.why = unit.candidates.get(choice.codec, NONE), choice.why
+
+
+def _nbytes(units: Iterable[Unit]) -> int:
+    return sum(unit.elements * unit.itemsize for unit in units)
 
 
 def _square(values: Array) -> float:
