@@ -148,6 +148,17 @@ def test_each_key_has_its_own_codec() -> None:
     assert str(rows["sparse"]["why"]).startswith("'sparse' (40000 elements): topk:0.01+fp16+ef, ")
 
 
+def test_a_first_choice_counts_what_the_model_takes_to_come_down_by_keys() -> None:
+    """0.08 s for both keys: half of it belongs to each, though the second is not known yet."""
+    there = layout(spec("a", SIZE), spec("b", SIZE))
+    link = Link(8 * SIZE / 0.079)
+    link.fetch(8 * SIZE)
+    link.encoder.begin()
+    link.encoder.encode(there, there.blocks[0], noise(0), 0)
+    (unit,) = link.chooser.units.values()
+    assert link.chooser._rest_s([unit]) == pytest.approx(0.04)
+
+
 def test_keys_of_a_bucket_share_a_codec_that_chooses_no_elements() -> None:
     there = layout(spec("a", 2000), spec("b", 2000), bucket=True)
     link = Link(SLOW)
