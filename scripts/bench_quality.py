@@ -18,6 +18,7 @@ from typing import Any
 
 from training_tasks import Digits, Text
 from virtual_training import MBIT, Costs, Link, Training
+from zkv.optimizer_spec import optimizer
 from zkv_codecs.plan import plan
 
 CODECS = (
@@ -40,9 +41,11 @@ LOOKS = 20
 TASKS: dict[str, tuple[Any, int]] = {"digits": (Digits, 5), "text": (Text, 3)}
 
 
-def trained(task: Any, text: str, steps: int, link: Link, costs: Costs) -> dict[str, Any]:
+def trained(
+    task: Any, text: str, steps: int, link: Link, costs: Costs, rule: str
+) -> dict[str, Any]:
     """Train once; return the loss over bytes and seconds, and what it ended with."""
-    run = Training(task, text, [link] * task.workers, costs)
+    run = Training(task, text, [link] * task.workers, costs, rule=rule)
     every = max(1, steps // LOOKS)
     curve = [(0, 0, 0.0, task.loss(run.params))]
     while run.steps < steps:
@@ -60,7 +63,7 @@ def trained(task: Any, text: str, steps: int, link: Link, costs: Costs) -> dict[
 
 
 def measure(
-    name: str, codecs: Sequence[str], seeds: int, steps: int | None, link: Link
+    name: str, codecs: Sequence[str], seeds: int, steps: int | None, link: Link, rule: str
 ) -> list[dict[str, Any]]:
     """Train one task with each codec and seed; return a row for each codec."""
     make, usual = TASKS[name]
@@ -69,7 +72,9 @@ def measure(
     for text in codecs:
         count = steps or make.steps
         began = time.perf_counter()
-        runs = [trained(make(seed), text, count, link, costs) for seed in range(seeds or usual)]
+        runs = [
+            trained(make(seed), text, count, link, costs, rule) for seed in range(seeds or usual)
+        ]
         accuracies = [run["accuracy"] for run in runs if run["accuracy"] is not None]
         row = {
             "task": name,
@@ -157,6 +162,7 @@ def main() -> None:
     parser.add_argument("--codec", action="append")
     parser.add_argument("--seeds", type=int, default=0)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--rule", default="")
     parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path)
@@ -164,6 +170,7 @@ def main() -> None:
     try:
         for text in asked.codec or CODECS:
             plan(text)
+        optimizer(asked.rule or "sgd")
     except ValueError as error:
         parser.error(str(error))
     if asked.mbit <= 0:
@@ -176,7 +183,12 @@ def main() -> None:
         row
         for name in asked.task or TASKS
         for row in measure(
-            name, asked.codec or CODECS, asked.seeds, asked.steps, Link(asked.mbit * MBIT)
+            name,
+            asked.codec or CODECS,
+            asked.seeds,
+            asked.steps,
+            Link(asked.mbit * MBIT),
+            asked.rule,
         )
     ]
     if asked.plot:

@@ -15,6 +15,7 @@ import numpy as np
 from zkv.dtypes import Array
 from zkv_cli.digits_model import Digits as Learner
 
+ADAM = "adam:lr=0.003"
 CONTEXT, WIDTH, HEADS = 64, 96, 4
 TEXT_BYTES = 3_000_000
 THREADS = 1
@@ -26,6 +27,8 @@ class Task(Protocol):
 
     workers: int
     steps: int
+    rule: str
+    """The optimizer, as text."""
     compute_s: float
     """Seconds of one worker's gradient on a quiet core."""
 
@@ -52,6 +55,7 @@ class Digits:
     """The network of `scripts/digits.py`: 38,410 parameters, batches of 32."""
 
     workers, steps = 3, 450
+    rule = ADAM
     compute_s = 1.3e-4
 
     def __init__(self, seed: int) -> None:
@@ -95,6 +99,7 @@ class Text:
     """
 
     workers, steps = 2, 300
+    rule = "sgd:lr=0.25,schedule=warmup:20+cosine:300"
     compute_s = 22e-3
     layers, batch = 2, 16
     """279,232 parameters."""
@@ -171,8 +176,9 @@ class Text:
 
 
 class SmallText(Text):
-    """The same of one layer and batches of 8: for many runs."""
+    """The same of one layer, batches of 8 and another optimizer: for many runs."""
 
+    rule = ADAM
     compute_s = 6.7e-3
     layers, batch, looks = 1, 8, 4
     """167,392 parameters."""

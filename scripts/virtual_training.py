@@ -43,7 +43,6 @@ from zkv_codecs.spec import codec as codec_of
 from zkv_workers.choosing import Chooser, Traffic, Unit
 from zkv_workers.encoding import Encoder, Sealed
 
-ADAM = "adam:lr=0.003"
 REPEATS = 40
 MBIT = 1e6 / 8
 """Bytes per second."""
@@ -160,7 +159,8 @@ def layout_of(params: dict[str, Array], rule: OptimizerSpec, *, plain: bool = Fa
 
 
 class Training:
-    """A run in progress. `text` is a plan of codecs; `links` has one for each worker.
+    """A run in progress. `text` is a plan of codecs; `links` has one for each worker; `rule` is
+    another optimizer than the task's.
 
     `mutate` may put another controller in the place of that of `bits:...`.
     """
@@ -172,6 +172,7 @@ class Training:
         links: Sequence[Link],
         costs: Costs,
         *,
+        rule: str = "",
         compute_s: float | None = None,
         plain: bool = False,
         mutate: Callable[[BitController[Any]], BitController[Any]] = lambda one: one,
@@ -184,7 +185,7 @@ class Training:
         self.spent: list[Spent] = []
         self.codecs: list[dict[int, str]] = []
         """By step: what the first worker's blocks were encoded with."""
-        self._rule = optimizer(ADAM)
+        self._rule = optimizer(rule or task.rule)
         self._params = {key: value.copy() for key, value in task.initial().items()}
         self.layout = layout_of(self._params, self._rule, plain=plain)
         self._blocks = self.layout.blocks_in(0)

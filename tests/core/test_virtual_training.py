@@ -12,8 +12,8 @@ pytest.importorskip("sklearn")
 
 import bench_adaptive
 import bench_quality
-from training_tasks import Digits
-from virtual_training import ADAM, LOOPBACK, MBIT, Costs, Link, Training
+from training_tasks import ADAM, Digits
+from virtual_training import LOOPBACK, MBIT, Costs, Link, Training
 from zkv.optim import init_slots, update
 from zkv.optimizer_spec import optimizer
 from zkv.sums import weighted_mean
