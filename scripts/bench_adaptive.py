@@ -20,6 +20,7 @@ import numpy as np
 
 from training_tasks import Digits, SmallText, Task
 from virtual_training import LOOPBACK, MBIT, Costs, Link, Training
+from zkv.optimizer_spec import optimizer
 from zkv_codecs.auto import CANDIDATES
 from zkv_codecs.bits import CODECS as WIDTHS
 from zkv_codecs.bits import BitController, BitState, Observation
@@ -94,9 +95,9 @@ class Curve:
 class Seed:
     """All runs of one task and seed. Fixed codecs are trained once, when first asked for."""
 
-    def __init__(self, make: Any, seed: int, steps: int, costs: Costs, compute_s: float | None):
+    def __init__(self, make: Any, seed: int, steps: int, costs: Costs, **more: Any) -> None:
         self._make, self.seed, self._steps = make, seed, steps
-        self._costs, self._compute_s = costs, compute_s
+        self._costs, self._more = costs, more
         dense = self._curve("none", LOOPBACK)
         dense.go(steps, -math.inf)
         self.goal = ABOVE_DENSE * dense.smoothed
@@ -105,7 +106,7 @@ class Seed:
     def _curve(self, text: str, link: Link, **more: Any) -> Curve:
         task: Task = self._make(self.seed)
         links = [link] * task.workers
-        return Curve(Training(task, text, links, self._costs, compute_s=self._compute_s, **more))
+        return Curve(Training(task, text, links, self._costs, **self._more, **more))
 
     def fixed(self, text: str, link: Link) -> float:
         """Return the seconds of a fixed codec to the goal."""
@@ -239,8 +240,13 @@ def options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--mbit", default="10,100,1000")
     parser.add_argument("--compute", type=float)
+    parser.add_argument("--rule", default="")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(given)
+    try:
+        optimizer(asked.rule or "sgd")
+    except ValueError as error:
+        parser.error(str(error))
     try:
         asked.mbit = [float(one) for one in asked.mbit.split(",")]
     except ValueError:
@@ -261,7 +267,8 @@ def main() -> None:
         make, usual = TASKS[task]
         for seed in range(asked.seeds):
             began = time.perf_counter()
-            one = Seed(make, seed, asked.steps or usual, costs, asked.compute)
+            more = {"compute_s": asked.compute, "rule": asked.rule}
+            one = Seed(make, seed, asked.steps or usual, costs, **more)
             if asked.what != "auto":
                 rows.append({"task": task} | learned(one, Link(100 * MBIT)))
                 printed(task, rows[-1], "100 Mbit/s")
