@@ -31,6 +31,14 @@ WITHIN = 1.10
 OF_FIVE = 0.8
 """The share of seeds in which `bits:learned` is within that."""
 ABOVE_DENSE = 1.02
+LATE = (
+    "int8+ef",
+    "int4+ef",
+    "topk:0.1+ef",
+    "onebit+ef",
+    "topk:0.01+fp16+ef",
+    "ternary+ef",
+)
 EVERY, SMOOTH = 5, 6
 """Steps between two looks at the loss, and how many looks are averaged."""
 LONGEST = 2
@@ -120,6 +128,10 @@ class Seed:
         """Return the steps of a fixed codec that was trained."""
         return self._fixed[text][1]
 
+    def kept_back(self, text: str) -> float:
+        """Return what a fixed codec that was trained has kept back, in gradients."""
+        return self._fixed[text][0].run.kept_back
+
     def adaptive(self, text: str, link: Link, **more: Any) -> tuple[float, Training]:
         """Return the seconds of one that adapts to the goal, and its run."""
         curve = self._curve(text, link, **more)
@@ -172,6 +184,20 @@ def auto(one: Seed, name: str, link: Link) -> dict[str, Any]:
         "seconds": took,
         "ends": ends,
     }
+
+
+def late(one: Seed) -> list[str]:
+    """Return a line for each codec: what it keeps back, and the steps that it takes for it."""
+    lines = []
+    for text in LATE:
+        one.fixed(text, LOOPBACK)
+        steps, least = one.steps(text), one.steps(LATE[0])
+        ratio = steps / least if steps and least else math.inf
+        lines.append(
+            f"seed {one.seed} {text:18} keeps back {one.kept_back(text):5.2f} gradients, "
+            f"{steps or 'too many'} steps, {ratio:.2f} × those of {LATE[0]}"
+        )
+    return lines
 
 
 def printed(task: str, row: dict[str, Any], link: str) -> None:
@@ -235,7 +261,7 @@ def options(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="scripts/bench_adaptive")
     parser.add_argument("--task", action="append", choices=list(TASKS))
-    parser.add_argument("--what", choices=("learned", "auto"))
+    parser.add_argument("--what", choices=("learned", "auto", "late"))
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--mbit", default="10,100,1000")
@@ -269,6 +295,9 @@ def main() -> None:
             began = time.perf_counter()
             more = {"compute_s": asked.compute, "rule": asked.rule}
             one = Seed(make, seed, asked.steps or usual, costs, **more)
+            if asked.what == "late":
+                print("\n".join(f"{task:6} {line}" for line in late(one)), flush=True)
+                continue
             if asked.what != "auto":
                 rows.append({"task": task} | learned(one, Link(100 * MBIT)))
                 printed(task, rows[-1], "100 Mbit/s")

@@ -13,6 +13,7 @@ of encoding and decoding are those of a table, `Costs`; what chooses by time, `a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -183,6 +184,7 @@ class Training:
         self.compute_s = task.compute_s if compute_s is None else compute_s
         self.now_s, self.bytes_up, self.steps = 0.0, 0, 0
         self.spent: list[Spent] = []
+        self._squares = [0.0, 0.0]
         self.codecs: list[dict[int, str]] = []
         """By step: what the first worker's blocks were encoded with."""
         self._rule = optimizer(rule or task.rule)
@@ -297,7 +299,27 @@ class Training:
             for block in self._blocks
         }
         encoder.settled(self.steps, counted=True)
+        if worker == 0:
+            self._watched(given)
         return sealed
+
+    def _watched(self, given: dict[str, Array]) -> None:
+        """Take in what the first worker keeps back, of every tenth step."""
+        if self.steps % 10:
+            return
+        for block in self._blocks:
+            memory = self.encoders[0]._memories.get(block.bid)
+            kept = None if memory is None else memory.codec.carried(memory.state)
+            if kept is not None:
+                gradient = self._gather(given, block)
+                self._squares[0] += float(np.dot(kept, kept))
+                self._squares[1] += float(np.dot(gradient, gradient))
+
+    @property
+    def kept_back(self) -> float:
+        """Norm of what the first worker's codecs with feedback keep back, in gradients."""
+        kept, gradients = self._squares
+        return math.sqrt(kept / gradients) if gradients else 0.0
 
     def _codec(self, worker: int, block: BlockSpec) -> str:
         account = self.encoders[worker].accounts.get(block.bid)
