@@ -1,12 +1,13 @@
 """What it costs in steps that a codec keeps something back: it comes, but late.
 
 Error feedback leaves the sum of all gradients as it was. Under SGD that is nearly all that counts,
-as updates are sums of gradients (with momentum too, while the rate is far from too high). Adam divides by the root of a running mean of
-squares of what arrives, and that is not what was given: of an element whose gradients are small it
-is mostly the codec's noise. With a residual of ρ gradients an update is up to √(1 + ρ²) times
-shorter there, and as long as it was where gradients are large. (1 + ρ²)^¼, the geometric middle, is
-about what was measured (`scripts/bench_adaptive --what late`; docs/codecs.md). That error feedback and Adam do not go together is the
-observation of 1-bit Adam (Tang et al., ICML 2021, arXiv:2102.02888).
+as updates are sums of gradients (with momentum too, while the rate is far from too high). Adam
+divides by the root of a running mean of squares of what arrives, and that is not what was given: of
+an element whose gradients are small it is mostly the codec's noise. With a residual of ρ gradients
+an update is up to √(1 + ρ²) times shorter there, and as long as it was where gradients are large.
+(1 + ρ²)^¼, the geometric middle, is about what was measured (`scripts/bench_adaptive --what late`;
+docs/codecs.md). That error feedback and Adam do not go together is the observation of 1-bit Adam
+(Tang et al., ICML 2021, arXiv:2102.02888).
 """
 
 from __future__ import annotations
