@@ -266,6 +266,7 @@ def options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--mbit", default="10,100,1000")
     parser.add_argument("--compute", type=float)
+    parser.add_argument("--up-only", action="store_true")
     parser.add_argument("--rule", default="")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(given)
@@ -293,7 +294,7 @@ def main() -> None:
         make, usual = TASKS[task]
         for seed in range(asked.seeds):
             began = time.perf_counter()
-            more = {"compute_s": asked.compute, "rule": asked.rule}
+            more = {"compute_s": asked.compute, "rule": asked.rule, "down": not asked.up_only}
             one = Seed(make, seed, asked.steps or usual, costs, **more)
             if asked.what == "late":
                 print("\n".join(f"{task:6} {line}" for line in late(one)), flush=True)

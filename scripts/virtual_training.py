@@ -161,7 +161,7 @@ def layout_of(params: dict[str, Array], rule: OptimizerSpec, *, plain: bool = Fa
 
 class Training:
     """A run in progress. `text` is a plan of codecs; `links` has one for each worker; `rule` is
-    another optimizer than the task's.
+    another optimizer than the task's. Without `down` models come in no time.
 
     `mutate` may put another controller in the place of that of `bits:...`.
     """
@@ -176,6 +176,7 @@ class Training:
         rule: str = "",
         compute_s: float | None = None,
         plain: bool = False,
+        down: bool = True,
         mutate: Callable[[BitController[Any]], BitController[Any]] = lambda one: one,
     ) -> None:
         if len(links) != task.workers:
@@ -191,7 +192,7 @@ class Training:
         self._params = {key: value.copy() for key, value in task.initial().items()}
         self.layout = layout_of(self._params, self._rule, plain=plain)
         self._blocks = self.layout.blocks_in(0)
-        self._down = sum(self.layout.block_bytes(block) for block in self._blocks)
+        self._down = sum(self.layout.block_bytes(block) for block in self._blocks) * down
         self._slots = {
             block.bid: init_slots(self._rule_of(block)[0], self._gather(self._params, block))
             for block in self._blocks

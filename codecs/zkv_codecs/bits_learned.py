@@ -20,7 +20,7 @@ So the two parts of the reward are kept apart, and each is estimated as well as 
 
 The width of the largest expected fall per second is used, the widest of those within 5 % (precision
 that costs nothing is kept). At times, less and less often, a neighbour of it is tried instead,
-unless it is expected to be less than half as good.
+unless its steps are worth less than half.
 
 What is known of widths beforehand is what their codecs keep back. Under a rule that divides by a
 root mean square of gradients that costs steps (`zkv_codecs.late`), and has to be known before: what
@@ -64,8 +64,9 @@ TRIES = 6.0
 """Decisions until exploring is half as likely as at first."""
 EXPLORE, EXPLORE_MIN = 0.3, 0.02
 NEAR = 0.05
-TRY_LEAST = 0.5
-"""A width that is expected to be less than this share as good as the best is not tried."""
+TRY_MOST = 2.0
+"""A width that needs this many steps for one is not tried by chance: what it leaves behind outlasts
+its window, so that a trial costs more than it can show."""
 KEPT_BACK = {2: 6.0, 4: 0.16, 8: 0.01, 16: 0.0, 32: 0.0}
 """By width: the norm of the residual, in gradients. Measured on two models (docs/codecs.md)."""
 STATES = ("rose", "stood", "fell")
@@ -200,9 +201,7 @@ class Learned(BitController[Learning]):
             )
         elif chance[0] < explore:
             tried = neighbour(bits, -1 if chance[1] < 0.5 else 1)
-            found = rates(state, self.late)
-            hopeful = found[WIDTHS.index(tried)] >= TRY_LEAST * found[WIDTHS.index(bits)]
-            if tried != bits and hopeful:
+            if tried != bits and steps_for_one(KEPT_BACK[tried], self.late) < TRY_MOST:
                 bits, why = tried, f"it is tried beside {bits} bits, which seemed best"
         return replace(state, bits=bits, why=f"step {state.step}: {why}")
 

@@ -213,15 +213,12 @@ def test_learning_keeps_precision_that_costs_no_time(seed: int) -> None:
     assert used[100:].count(32) > 700
 
 
-def test_learning_does_not_try_what_is_expected_to_be_less_than_half_as_good() -> None:
-    """Under Adam 2 bits take (1 + 6²)^¼ = 2.5 times the steps. Where bytes are all that takes time
-    a step is half as long as one at 4 bits, and worth a trial."""
-    go = training(lambda bits: 2e-3 + 1e-4 * bits, lambda bits: 0.01, noise=0.05)
+def test_learning_does_not_try_by_chance_what_takes_more_than_twice_the_steps() -> None:
+    """Under Adam 2 bits take (1 + 6²)^¼ = 2.5 times the steps; a step is half as long at best."""
+    go = training(lambda bits: 1e-3 * bits, lambda bits: 0.01, noise=0.05)
     assert go(Learned(1, every=5), 500).count(2) > 300
     under_adam = Learned(1, every=5).under("adam")
-    assert go(under_adam, 500).count(2) == 0
-    tried = training(lambda bits: 1e-3 * bits, lambda bits: 0.01, noise=0.05)(under_adam, 500)
-    assert 0 < tried.count(2) < 100
+    assert set(go(under_adam, 500)) == {4, 8}
     assert Learned(late=0.25).under("adam") == Learned(late=0.25)
     assert Learned().under("sgd") == Learned()
 
