@@ -143,10 +143,14 @@ def plotted(rows: Sequence[dict[str, Any]], file: Path, mbit: float) -> None:
             }
             pair[0].plot([one / 1e6 for one in sent], losses, **style)
             pair[1].plot(seconds, losses, **style)
+        # What an untrained model loses would leave no room for how the rest differ.
+        losses = mine[0]["curve"]
+        top = 1.05 * losses[min(3, len(losses) - 1)][3]
+        low = 0.97 * min(look[3] for row in mine for look in row["curve"])
         pair[0].set(xscale="log", xlabel="MB up, all workers", title=f"{task}: bytes")
         pair[1].set(xlabel=f"seconds at {mbit:g} Mbit/s (virtual)", title=f"{task}: time")
         for axes in pair:
-            axes.set(ylabel="test loss, nats", yscale="log")
+            axes.set(ylabel="test loss, nats", yscale="log", ylim=(low, max(top, 1.01 * low)))
             axes.grid(alpha=0.3, which="both")
             axes.yaxis.set_minor_formatter("{x:g}")
             axes.yaxis.set_major_formatter("{x:g}")
