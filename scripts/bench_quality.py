@@ -1,7 +1,7 @@
 """What codecs do to training (`scripts/bench_quality --help`).
 
-Workers take turns in one process: a task gives gradients, a codec and the wire's payload carry
-them, zkv's own sum and update rule apply them. So only a codec differs between two rows.
+A task gives gradients, a worker's encoder and the wire's payload carry them, zkv's own sum and
+update rule apply them (`virtual_training`). So only a codec differs between two rows.
 """
 
 from __future__ import annotations
@@ -10,21 +10,15 @@ import argparse
 import json
 import statistics
 import sys
-import sysconfig
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from zkv.dtypes import Array
-from zkv.optim import init_slots, update
+from training_tasks import Digits, Text
+from virtual_training import MBIT, Costs, Link, Training
 from zkv.optimizer_spec import optimizer
-from zkv.sums import weighted_mean
-from zkv_codecs.backend import fastest
-from zkv_codecs.frames import from_payload, to_payload
-from zkv_codecs.packed import State, dense, seed_of
 from zkv_codecs.plan import plan
 
 CODECS = (
@@ -35,206 +29,71 @@ CODECS = (
     "onebit+ef",
     "ternary",
     "powersgd:4+ef",
+    "auto",
 )
-ADAM = "adam:lr=0.003"
-CONTEXT, WIDTH, LAYERS, HEADS = 64, 96, 2, 4
-TEXT_BYTES = 3_000_000
+POINTS = 0.5
+"""Of accuracy that a codec may lose on the digits: the mean of all seeds, against dense."""
+LOSS_SHARE = 0.02
+"""Of the loss on the text that one of KEPT may add, the same way."""
+KEPT = ("int8", "onebit+ef", "topk:0.01+ef")
+LOOKS = 20
+"""At the loss in one run."""
+TASKS: dict[str, tuple[Any, int]] = {"digits": (Digits, 5), "text": (Text, 3)}
 
 
-class Task(Protocol):
-    """What is learned: values by key, gradients of a worker's batch, and a score on unseen data."""
-
-    workers: int
-    steps: int
-    higher_is_better: bool
-
-    def initial(self) -> dict[str, Array]:
-        """Return the first values, float32."""
-        ...
-
-    def gradients(self, params: dict[str, Array], worker: int, step: int) -> dict[str, Array]:
-        """Return the mean gradients of one batch."""
-        ...
-
-    def score(self, params: dict[str, Array]) -> float:
-        """Return the accuracy (%) or the loss on the test data."""
-        ...
-
-
-class Digits:
-    """The network of `scripts/digits.py`."""
-
-    workers, steps, higher_is_better = 3, 450, True
-
-    def __init__(self, seed: int) -> None:
-        from zkv_cli.digits_model import Digits as Learner
-
-        self._learner = Learner(workers=self.workers, seed=seed)
-
-    def initial(self) -> dict[str, Array]:
-        """See `Task`."""
-        return self._learner.initial()
-
-    def gradients(self, params: dict[str, Array], worker: int, step: int) -> dict[str, Array]:
-        """See `Task`."""
-        return self._learner.gradients(params, worker, step)[0]
-
-    def score(self, params: dict[str, Array]) -> float:
-        """See `Task`."""
-        return 100 * self._learner.accuracy(params)
-
-
-class Text:
-    """A byte-level transformer on the sources of Python's standard library."""
-
-    workers, steps, higher_is_better = 2, 300, False
-    batch = 16
-
-    def __init__(self, seed: int) -> None:
-        import torch
-
-        self._torch = torch
-        torch.manual_seed(seed)
-        torch.set_num_threads(2)
-        sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-        raw = b"".join(file.read_bytes() for file in sources)[:TEXT_BYTES]
-        self._data = torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
-        self._cut = len(self._data) * 9 // 10
-        self._seed = seed
-        self._model = self._made()
-
-    def _made(self) -> Any:
-        nn = self._torch.nn
-        layer = nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
-        )
-        return nn.ModuleDict(
-            {
-                "byte": nn.Embedding(256, WIDTH),
-                "place": nn.Embedding(CONTEXT, WIDTH),
-                "body": nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False),
-                "head": nn.Linear(WIDTH, 256),
-            }
-        )
-
-    def initial(self) -> dict[str, Array]:
-        """See `Task`."""
-        return {k: v.detach().numpy().copy() for k, v in self._model.named_parameters()}
-
-    def _loss(self, at: Any) -> Any:
-        torch, model = self._torch, self._model
-        windows = torch.stack([self._data[a : a + CONTEXT + 1] for a in at])
-        x, y = windows[:, :-1], windows[:, 1:]
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(CONTEXT)
-        hidden = model["byte"](x) + model["place"](torch.arange(CONTEXT))
-        logits = model["head"](model["body"](hidden, mask=mask, is_causal=True))
-        return torch.nn.functional.cross_entropy(logits.reshape(-1, 256), y.reshape(-1))
-
-    def _load(self, params: dict[str, Array]) -> None:
-        with self._torch.no_grad():
-            for key, value in self._model.named_parameters():
-                value.copy_(self._torch.from_numpy(params[key]))
-
-    def gradients(self, params: dict[str, Array], worker: int, step: int) -> dict[str, Array]:
-        """See `Task`."""
-        if worker == 0:
-            self._load(params)
-        chance = np.random.default_rng([self._seed, worker, step])
-        self._model.zero_grad()
-        self._loss(chance.integers(0, self._cut - CONTEXT - 1, self.batch)).backward()
-        return {k: v.grad.numpy().copy() for k, v in self._model.named_parameters()}
-
-    def score(self, params: dict[str, Array]) -> float:
-        """See `Task`."""
-        self._load(params)
-        chance = np.random.default_rng(0)
-        with self._torch.no_grad():
-            at = chance.integers(self._cut, len(self._data) - CONTEXT - 1, (8, 32))
-            return float(np.mean([float(self._loss(some)) for some in at]))
-
-
-TASKS: dict[str, tuple[type[Any], int]] = {"digits": (Digits, 5), "text": (Text, 3)}
-
-
-class Run:
-    """One training with one codec: its score over bytes and seconds."""
-
-    def __init__(self, task: Task, text: str, steps: int) -> None:
-        self.bytes_up = 0
-        self.codec_s = 0.0
-        self._task, self._plan, self._backend = task, plan(text), fastest()
-        self._plan.warm(self._backend)
-        self._states: dict[tuple[int, str], State] = {}
-        self._rule = optimizer(ADAM)
-        params = task.initial()
-        slots = {k: init_slots(self._rule.for_key(k)[0], v.reshape(-1)) for k, v in params.items()}
-        self.curve: list[tuple[int, int, float]] = []
-        for step in range(steps):
-            if step % max(1, steps // 10) == 0:
-                self.curve.append((step, self.bytes_up, task.score(params)))
-            given = [task.gradients(params, worker, step) for worker in range(task.workers)]
-            for key, value in params.items():
-                means = [
-                    self._through(worker, key, one[key], step) for worker, one in enumerate(given)
-                ]
-                mean = weighted_mean(means, [1.0] * len(means))
-                rule, factor = self._rule.for_key(key)
-                lr = self._rule.lr_at(step) * factor
-                flat, slots[key] = update(
-                    rule, value.reshape(-1), slots[key], mean, lr=lr, count=step + 1
-                )
-                params[key] = flat.reshape(value.shape)
-        self.score = task.score(params)
-        self.curve.append((steps, self.bytes_up, self.score))
-
-    def _through(self, worker: int, key: str, gradient: Array, step: int) -> Array:
-        """Send one gradient as a worker does, and return what a server decodes."""
-        codec = self._plan.for_key(key, gradient.size)
-        began = time.perf_counter()
-        given = dense(gradient)
-        state = self._states.get((worker, key)) or codec.start(given.shape)
-        seed = seed_of(worker, step, hash_of(key))
-        encoded, self._states[worker, key] = codec.encode(given, state, seed, self._backend)
-        form, payload = to_payload(encoded, self._backend)
-        there = from_payload(encoded.chain.text, form, payload.copy(), given.shape, self._backend)
-        values: Array = there.chain.decode(there.packed, self._backend).values
-        self.codec_s += time.perf_counter() - began
-        self.bytes_up += payload.nbytes
-        return values
-
-
-def hash_of(key: str) -> int:
-    """Return a number for a key, the same in every process."""
-    return int.from_bytes(key.encode()[-7:], "little")
+def trained(
+    task: Any, text: str, steps: int, link: Link, costs: Costs, rule: str
+) -> dict[str, Any]:
+    """Train once; return the loss over bytes and seconds, and what it ended with."""
+    run = Training(task, text, [link] * task.workers, costs, rule=rule)
+    every = max(1, steps // LOOKS)
+    curve = [(0, 0, 0.0, task.loss(run.params))]
+    while run.steps < steps:
+        run.step()
+        if run.steps % every == 0 or run.steps == steps:
+            curve.append((run.steps, run.bytes_up, run.now_s, task.loss(run.params)))
+    return {
+        "loss": curve[-1][3],
+        "accuracy": task.accuracy(run.params),
+        "bytes": run.bytes_up,
+        "seconds": run.now_s,
+        "curve": curve,
+        "codecs": dict(Counter(run.codecs[-1].values())),
+    }
 
 
 def measure(
-    name: str, codecs: Sequence[str], seeds: int, steps: int | None
+    name: str, codecs: Sequence[str], seeds: int, steps: int | None, link: Link, rule: str
 ) -> list[dict[str, Any]]:
     """Train one task with each codec and seed; return a row for each codec."""
     make, usual = TASKS[name]
     rows: list[dict[str, Any]] = []
+    costs = Costs()
     for text in codecs:
         count = steps or make.steps
         began = time.perf_counter()
-        runs = [Run(make(seed), text, count) for seed in range(seeds or usual)]
-        scores = [run.score for run in runs]
-        rows.append(
-            {
-                "task": name,
-                "codec": text,
-                "score": statistics.fmean(scores),
-                "scores": scores,
-                "bytes_per_update": runs[0].bytes_up / count,
-                "codec_s": statistics.fmean(run.codec_s for run in runs),
-                "wall_s": (time.perf_counter() - began) / len(runs),
-                "curve": runs[0].curve,
-            }
-        )
-        row, first = rows[-1], rows[0]
+        runs = [
+            trained(make(seed), text, count, link, costs, rule) for seed in range(seeds or usual)
+        ]
+        accuracies = [run["accuracy"] for run in runs if run["accuracy"] is not None]
+        row = {
+            "task": name,
+            "codec": text,
+            "loss": statistics.fmean(run["loss"] for run in runs),
+            "losses": [run["loss"] for run in runs],
+            "accuracy": statistics.fmean(accuracies) if accuracies else None,
+            "accuracies": accuracies,
+            "bytes_per_update": statistics.fmean(run["bytes"] for run in runs) / count,
+            "seconds": statistics.fmean(run["seconds"] for run in runs),
+            "wall_s": (time.perf_counter() - began) / len(runs),
+            "curve": runs[0]["curve"],
+            "codecs": runs[0]["codecs"],
+        }
+        rows.append(row)
+        accuracy = "       " if row["accuracy"] is None else f"{row['accuracy']:6.2f}%"
         print(
-            f"{name:7} {text:16} {row['score']:9.4f} {row['score'] - first['score']:+9.4f} "
-            f"{row['bytes_per_update'] / 1e3:10.1f} kB {row['codec_s']:7.2f} s "
+            f"{name:7} {text:16} {row['loss']:9.4f} {accuracy} "
+            f"{row['bytes_per_update'] / 1e3:10.1f} kB {row['seconds']:9.2f} s "
             f"{row['wall_s']:7.1f} s",
             file=sys.stderr,
             flush=True,
@@ -242,21 +101,62 @@ def measure(
     return rows
 
 
-def plotted(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Draw each task's score against the bytes that one run has sent, a line per codec."""
+def targets(rows: Sequence[dict[str, Any]]) -> list[tuple[str, bool]]:
+    """Return a line for each target that these rows can be held against, and whether it is met."""
+    found = []
+    for row in rows:
+        dense = next((r for r in rows if (r["task"], r["codec"]) == (row["task"], "none")), None)
+        if dense is None or row is dense:
+            continue
+        if row["accuracy"] is not None:
+            more, limit, unit = row["accuracy"] - dense["accuracy"], POINTS, "points"
+            met, bound = more >= -POINTS, f"{POINTS:g} allowed"
+        else:
+            more, limit, unit = 100 * (row["loss"] / dense["loss"] - 1), 100 * LOSS_SHARE, "%"
+            met, bound = more <= limit, f"{limit:g} allowed"
+            if row["codec"] not in KEPT:
+                met, bound = True, "no target"
+        verdict = "ok" if met else "MISSED"
+        if bound == "no target":
+            verdict = "reported"
+        line = f"{row['task']} {row['codec']}: {more:+.2f} {unit} of dense, {bound}: {verdict}"
+        found.append((line, met))
+    return found
+
+
+def plotted(rows: Sequence[dict[str, Any]], file: Path, mbit: float) -> None:
+    """Draw each task's loss (of the first seed) against bytes and seconds, a line per codec."""
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    figure = Figure(figsize=(6.4 * len(tasks), 4.8), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for row in (row for row in rows if row["task"] == task):
-            _, sent, scores = zip(*row["curve"], strict=True)
-            axes.plot([max(one, 1) / 1e6 for one in sent], scores, marker=".", label=row["codec"])
-        axes.set(xscale="log", xlabel="MB up, all workers", title=task)
-        axes.set_ylabel("test accuracy, %" if TASKS[task][0].higher_is_better else "test loss")
-        axes.legend()
-        axes.grid(alpha=0.3)
-    figure.savefig(file, dpi=110)
+    figure = Figure(figsize=(11, 4.2 * len(tasks)), layout="constrained")
+    both = figure.subplots(len(tasks), 2, squeeze=False)
+    for pair, task in zip(both, tasks, strict=True):
+        mine = [row for row in rows if row["task"] == task]
+        for at, row in enumerate(mine):
+            _, sent, seconds, losses = zip(*row["curve"][1:], strict=True)
+            style = {
+                "label": row["codec"],
+                "color": f"C{at}",
+                "linewidth": 2.2 if row["codec"] in ("none", "auto") else 1.3,
+                "linestyle": "--" if row["codec"] == "auto" else "-",
+            }
+            pair[0].plot([one / 1e6 for one in sent], losses, **style)
+            pair[1].plot(seconds, losses, **style)
+        # What an untrained model loses would leave no room for how the rest differ.
+        losses = mine[0]["curve"]
+        top = 1.05 * losses[min(3, len(losses) - 1)][3]
+        low = 0.97 * min(look[3] for row in mine for look in row["curve"])
+        pair[0].set(xscale="log", xlabel="MB up, all workers", title=f"{task}: bytes")
+        pair[1].set(xlabel=f"seconds at {mbit:g} Mbit/s (virtual)", title=f"{task}: time")
+        for axes in pair:
+            axes.set(ylabel="test loss, nats", yscale="log", ylim=(low, max(top, 1.01 * low)))
+            axes.grid(alpha=0.3, which="both")
+            axes.yaxis.set_minor_formatter("{x:g}")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.tick_params(which="minor", labelsize=7)
+        pair[1].legend(fontsize=8)
+    figure.savefig(file, dpi=80)
 
 
 def main() -> None:
@@ -266,26 +166,43 @@ def main() -> None:
     parser.add_argument("--codec", action="append")
     parser.add_argument("--seeds", type=int, default=0)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--rule", default="")
+    parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
     try:
         for text in asked.codec or CODECS:
             plan(text)
+        optimizer(asked.rule or "sgd")
     except ValueError as error:
         parser.error(str(error))
+    if asked.mbit <= 0:
+        parser.error(f"--mbit {asked.mbit:g}: a link carries more than 0 Mbit/s")
     print(
-        "task    codec                score to dense  bytes/update   codec     run", file=sys.stderr
+        "task    codec                 loss accuracy  bytes/update    virtual     run",
+        file=sys.stderr,
     )
     rows = [
         row
         for name in asked.task or TASKS
-        for row in measure(name, asked.codec or CODECS, asked.seeds, asked.steps)
+        for row in measure(
+            name,
+            asked.codec or CODECS,
+            asked.seeds,
+            asked.steps,
+            Link(asked.mbit * MBIT),
+            asked.rule,
+        )
     ]
     if asked.plot:
-        plotted(rows, asked.plot)
+        plotted(rows, asked.plot, asked.mbit)
     if asked.json:
         print(json.dumps(rows))
+    found = targets(rows)
+    for line, _ in found:
+        print(line, file=sys.stderr if asked.json else sys.stdout)
+    sys.exit(0 if all(met for _, met in found) else 1)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ status. Pure: the time comes in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zkv import control as c
 from zkv.layout import Layout
 from zkv_brokers.widths import Widths, widths
+from zkv_codecs.auto import Auto
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import Plan, plan
 
@@ -31,6 +32,8 @@ class Coding:
     up_text: str = "none"
     down_text: str = "none"
     clock: Callable[[], float] = _never
+    rule: str = ""
+    """The update rule of the model, by name: `auto` weighs what comes late by it."""
     up: Plan = field(init=False)
     down: Plan = field(init=False)
     widths: Widths | None = field(init=False)
@@ -49,7 +52,7 @@ class Coding:
     def use_up(self, text: str) -> None:
         """Encode gradients by this plan from the next grants on; ValueError if it is none."""
         self.up = plan(text)
-        self.widths = widths(self.up, self.clock)
+        self.widths = widths(self.up, self.clock, self.rule)
 
     def use_down(self, text: str) -> None:
         """Send parameters by this plan; ValueError if it is none."""
@@ -57,8 +60,11 @@ class Coding:
 
     def for_grants(self) -> dict[str, str]:
         """Return what grants say of codecs."""
+        granted, adaptive = self.up, self.up.adaptive
+        if isinstance(adaptive, Auto):
+            granted = replace(granted, adaptive=adaptive.under(self.rule))
         chosen = "" if self.widths is None else self.widths.codec
-        return {"codec": self.up.text, "codec_down": self.down.text, "chosen": chosen}
+        return {"codec": granted.text, "codec_down": self.down.text, "chosen": chosen}
 
     # --- the books ---------------------------------------------------------------------------
 

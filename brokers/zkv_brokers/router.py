@@ -51,7 +51,9 @@ class Router:
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
         self.hub = Hub(instance, resend_s=config.link_resend_s)
-        self.coding = Coding(config.codec, config.codec_down, lambda: self.hub.now)
+        self.coding = Coding(
+            config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
+        )
         self.groups = Groups(
             self.layout,
             self.catalog,

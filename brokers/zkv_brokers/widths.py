@@ -15,6 +15,7 @@ from typing import Any
 
 from zkv_brokers.decisions import Arrival
 from zkv_codecs.bits import BitController, BitState, Observation
+from zkv_codecs.bits_learned import Learned
 from zkv_codecs.plan import Plan
 
 DEAF = "No loss was told: call batch.set_loss(loss) in each batch."
@@ -73,7 +74,12 @@ def _mean_loss(told: Sequence[Arrival]) -> float:
     return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan
 
 
-def widths(plan: Plan, clock: Callable[[], float]) -> Widths | None:
-    """Return the widths of a plan; None if it has one codec, or chooses for each key."""
+def widths(plan: Plan, clock: Callable[[], float], rule: str = "") -> Widths | None:
+    """Return the widths of a plan; None if it has one codec, or chooses for each key.
+
+    `rule`: the name of the model's update rule.
+    """
     adaptive = plan.adaptive
+    if isinstance(adaptive, Learned):
+        adaptive = adaptive.under(rule)
     return Widths(adaptive, clock) if isinstance(adaptive, BitController) else None

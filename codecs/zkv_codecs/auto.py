@@ -3,7 +3,7 @@
 Whether a codec pays depends on the machine and the link: of more than 200 set-ups in data centres
 6 gained (Agarwal et al., MLSys 2022). So it is computed, from what was measured here: seconds to
 encode and decode an element, bytes of an element, bytes per second of the link. What a codec cuts
-off has a budget of its own.
+off has a budget of its own, and a price.
 
 Nothing here measures or remembers: measurements and the codecs in use come in as values, and a
 choice goes out with its reason.
@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zkv_codecs import spec
+from zkv_codecs.late import late_under, steps_for_one
 
 CANDIDATES: tuple[str, ...] = ("none", "fp16", "int8+ef", "onebit+ef", "topk:0.01+fp16+ef")
 OWED, LOST, MARGIN = 10.0, 0.01, 0.05
+NUMBERS = ("owed", "lost", "margin", "late")
 SLACK = 1.25
 """The codec in use may exceed the budget by this factor, as norms of gradients vary by step."""
-FORMS = "auto, auto:owed=4,lost=0.001,margin=0.1,pipelined,candidates=none|int8+ef"
+FORMS = "auto, auto:owed=4,lost=0.001,margin=0.1,late=0.5,pipelined,candidates=none|int8+ef"
 
 
 def _check(where: str, **values: float) -> None:
@@ -121,6 +123,10 @@ class Auto:
     about the number of steps that what was cut off comes late; `lost`, without feedback, is the
     share of a gradient that never comes.
 
+    The price: steps with what comes late are worth less under some update rules, so a codec's time
+    is multiplied by `zkv_codecs.late.steps_for_one`. `late` None: whoever knows the rule sets it (a
+    broker does, `under`); until then it is 0, and nothing is worth less.
+
     Raises:
         ValueError: no candidate, one that is given twice, or a number below 0.
     """
@@ -131,6 +137,7 @@ class Auto:
     margin: float = MARGIN
     pipelined: bool = False
     """Whether encoding, sending and decoding overlap."""
+    late: float | None = None
 
     def __post_init__(self) -> None:
         if not self.candidates or len(set(self.candidates)) != len(self.candidates):
@@ -138,7 +145,7 @@ class Auto:
         for text in self.candidates:
             if spec.codec(text).chain.is_vote:
                 raise ValueError(f"auto: candidates {text}: votes and gradients cannot be summed")
-        _check("auto", owed=self.owed, lost=self.lost, margin=self.margin)
+        _check("auto", owed=self.owed, lost=self.lost, margin=self.margin, late=self.late or 0.0)
 
     @property
     def text(self) -> str:
@@ -146,7 +153,7 @@ class Auto:
         plain = Auto()
         parts = [
             f"{name}={getattr(self, name)!r}"
-            for name in ("owed", "lost", "margin")
+            for name in NUMBERS
             if getattr(self, name) != getattr(plain, name)
         ]
         parts += ["pipelined"] if self.pipelined else []
@@ -171,6 +178,15 @@ class Auto:
         )
         return max(stages) if self.pipelined else sum(stages)
 
+    def under(self, rule: str) -> Auto:
+        """Return this value where the servers apply this rule, if `late` is not set."""
+        late = late_under(rule)
+        return replace(self, late=late) if late and self.late is None else self
+
+    def steps(self, codec: str, one: Measured) -> float:
+        """Return how many steps with a codec are worth a dense one, at least 1."""
+        return steps_for_one(one.error or 0.0 if feeds_back(codec) else 0.0, self.late or 0.0)
+
     def choose(
         self, keys: Mapping[str | int, Key], conditions: Conditions
     ) -> dict[str | int, Choice]:
@@ -190,22 +206,23 @@ class Auto:
             codec: self.seconds(key.elements, one, conditions.bytes_per_s, compute_s)
             for codec, one in measured.items()
         }
+        price = {codec: took[codec] * self.steps(codec, one) for codec, one in measured.items()}
         refused = {
             codec: over
             for codec, one in measured.items()
             if (over := self._over(codec, one, codec == key.current))
         }
         allowed = [codec for codec in measured if codec not in refused]
-        fastest = min(took[codec] for codec in allowed)
-        chosen = next(codec for codec in allowed if took[codec] <= (1 + self.margin) * fastest)
+        fastest = min(price[codec] for codec in allowed)
+        chosen = next(codec for codec in allowed if price[codec] <= (1 + self.margin) * fastest)
         stays = (
             key.current in allowed
-            and took[key.current] <= (1 + 2 * self.margin) * fastest
-            and (key.current == "none" or took[key.current] < took["none"])
+            and price[key.current] <= (1 + 2 * self.margin) * fastest
+            and (key.current == "none" or price[key.current] < price["none"])
         )
         if stays:
             chosen = key.current
-        why = _line(f"{name!r} ({key.elements} elements)", chosen, took, allowed)
+        why = _line(f"{name!r} ({key.elements} elements)", chosen, took, price, allowed)
         return Choice(chosen, took[chosen], "; ".join([why, *refused.values()]))
 
     def _over(self, codec: str, one: Measured, current: bool) -> str:
@@ -220,16 +237,28 @@ class Auto:
         return ""
 
 
-def _line(what: str, chosen: str, took: Mapping[str, float], allowed: list[str]) -> str:
+def _line(
+    what: str,
+    chosen: str,
+    took: Mapping[str, float],
+    price: Mapping[str, float],
+    allowed: list[str],
+) -> str:
     """Say what was chosen, and against what."""
-    text = f"{what}: {chosen}, {took[chosen]:.3g} s a step"
+    text = f"{what}: {chosen}, {_seconds(chosen, took, price)}"
     others = [codec for codec in allowed if codec != chosen]
     if chosen != "none":
         return f"{text}, against {took['none']:.3g} s with none"
     if not others:
         return f"{text}; nothing else may be chosen"
-    best = min(others, key=lambda codec: took[codec])
-    return f"{text}: not even {best} pays, at {took[best]:.3g} s"
+    best = min(others, key=lambda codec: price[codec])
+    return f"{text}: not even {best} pays, at {_seconds(best, took, price)}"
+
+
+def _seconds(codec: str, took: Mapping[str, float], price: Mapping[str, float]) -> str:
+    worth = price[codec] / took[codec] if took[codec] > 0 else 1.0
+    more = f" (of which it takes {worth:.3g} times as many)" if worth >= 1.01 else ""
+    return f"{took[codec]:.3g} s a step{more}"
 
 
 def is_auto(text: str) -> bool:
@@ -261,11 +290,11 @@ def _auto(text: str) -> Auto:
     given = [one for one in options.split(",") if one]
     for one in given:
         name, equals, value = one.partition("=")
-        wanted = name in ("owed", "lost", "margin") if equals else name == "pipelined"
+        wanted = name in NUMBERS if equals else name == "pipelined"
         if not wanted or name in found:
             raise ValueError(
-                f"auto takes owed, lost and margin, pipelined, and candidates, each once, not "
-                f"{one[:40]!r}"
+                f"auto takes owed, lost, margin and late, pipelined, and candidates, each once, "
+                f"not {one[:40]!r}"
             )
         found[name] = spec.number(f"auto: {name}", value, f"{name}=0.1") if equals else 1.0
     return Auto(
@@ -274,4 +303,5 @@ def _auto(text: str) -> Auto:
         found.get("lost", LOST),
         found.get("margin", MARGIN),
         "pipelined" in found,
+        found.get("late"),
     )

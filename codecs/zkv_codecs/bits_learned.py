@@ -19,7 +19,13 @@ So the two parts of the reward are kept apart, and each is estimated as well as 
   that it is slow.
 
 The width of the largest expected fall per second is used, the widest of those within 5 % (precision
-that costs nothing is kept). At times, less and less often, a neighbour of it is tried instead.
+that costs nothing is kept). At times, less and less often, a neighbour of it is tried instead,
+unless its steps are worth less than half.
+
+What is known of widths beforehand is what their codecs keep back. Under a rule that divides by a
+root mean square of gradients that costs steps (`zkv_codecs.late`), and has to be known before: what
+a few noisy windows leave in a running mean of a thousand steps slows all windows after them alike,
+so no comparison of windows shows it.
 """
 
 from __future__ import annotations
@@ -41,6 +47,7 @@ from zkv_codecs.bits import (
     fall,
     neighbour,
 )
+from zkv_codecs.late import late_under, steps_for_one
 
 FIRST = 8
 FADE = 0.98
@@ -57,6 +64,11 @@ TRIES = 6.0
 """Decisions until exploring is half as likely as at first."""
 EXPLORE, EXPLORE_MIN = 0.3, 0.02
 NEAR = 0.05
+TRY_MOST = 2.0
+"""A width that needs this many steps for one is not tried by chance: what it leaves behind outlasts
+its window, so that a trial costs more than it can show."""
+KEPT_BACK = {2: 6.0, 4: 0.16, 8: 0.01, 16: 0.0, 32: 0.0}
+"""By width: the norm of the residual, in gradients. Measured on two models (docs/codecs.md)."""
 STATES = ("rose", "stood", "fell")
 STOOD = 0.02
 """A log-loss that changes less in a window stood."""
@@ -146,17 +158,26 @@ class Learned(BitController[Learning]):
 
     seed: int = 0
     every: int = EVERY
+    late: float = 0.0
+    """See `zkv_codecs.late`: what the servers' rule makes of what comes late."""
 
     def __post_init__(self) -> None:
         check_every(self.every)
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"bits: seed={self.seed}: it is at least 0 and below 2**63")
+        if not 0 <= self.late <= 1:
+            raise ValueError(f"bits: late={self.late}: it is a number from 0 to 1")
 
     @property
     def text(self) -> str:
         """See `BitController.text`."""
         every = "" if self.every == EVERY else f",every={self.every}"
-        return f"bits:learned,seed={self.seed}{every}"
+        late = "" if not self.late else f",late={self.late!r}"
+        return f"bits:learned,seed={self.seed}{every}{late}"
+
+    def under(self, rule: str) -> Learned:
+        """Return this value where the servers apply this rule, if `late` is not set."""
+        return self if self.late else replace(self, late=late_under(rule))
 
     def start(self) -> Learning:
         """See `BitController.start`."""
@@ -170,7 +191,7 @@ class Learned(BitController[Learning]):
         return state, state.bits
 
     def _choose(self, state: Learning) -> Learning:
-        bits, why = best(state)
+        bits, why = best(state, self.late)
         chance = np.random.default_rng((self.seed, state.decisions)).random(2)
         explore = EXPLORE_MIN + EXPLORE / (1 + state.decisions / TRIES)
         if state.decisions == 1:
@@ -180,7 +201,7 @@ class Learned(BitController[Learning]):
             )
         elif chance[0] < explore:
             tried = neighbour(bits, -1 if chance[1] < 0.5 else 1)
-            if tried != bits:
+            if tried != bits and steps_for_one(KEPT_BACK[tried], self.late) < TRY_MOST:
                 bits, why = tried, f"it is tried beside {bits} bits, which seemed best"
         return replace(state, bits=bits, why=f"step {state.step}: {why}")
 
@@ -221,39 +242,44 @@ def _beyond_chance(value: float, count: float) -> float:
     return math.copysign(max(0.0, abs(value) - ERRORS / math.sqrt(count or 1.0)), value)
 
 
-def expected_falls(state: Learning) -> tuple[float, ...]:
+def expected_falls(state: Learning, late: float = 0.0) -> tuple[float, ...]:
     """Return the expected fall of the log-loss per step at each width, in the current state.
 
-    mean + scale · (b(A) + b(C − A)): A is a width's mean advantage over all states, C that in this
-    state, and b takes off what chance may account for, 2 / √n, as advantages are scaled to a
-    deviation of about 1.
+    mean / steps + scale · (b(A) + b(C − A)): A is a width's mean advantage over all states, C that
+    in this state, and b takes off what chance may account for, 2 / √n, as advantages are scaled to
+    a deviation of about 1. `steps` of a width are worth a dense one, by what it keeps back.
     """
     count, total = state.mean
     mean, scale = max(FALL_LEAST, total / count if count else 0.0), _scale(state)
     found = []
-    for at in range(len(WIDTHS)):
+    for at, bits in enumerate(WIDTHS):
         cells = [row[at] for row in state.table]
         n_all, n = sum((n for n, _ in cells), 0.0), cells[state.recent][0]
         general = sum(s for _, s in cells) / n_all if n_all else 0.0
         here = cells[state.recent][1] / n - general if n else 0.0
         beyond = _beyond_chance(general, n_all) + _beyond_chance(here, n)
-        found.append(mean + scale * beyond)
+        found.append(mean / steps_for_one(KEPT_BACK[bits], late) + scale * beyond)
     return tuple(found)
 
 
-def best(state: Learning) -> tuple[int, str]:
+def rates(state: Learning, late: float = 0.0) -> list[float]:
+    """Return the expected fall of the log-loss per second at each width."""
+    seconds = step_seconds(state.seconds, state.nbytes)
+    return [one / took for one, took in zip(expected_falls(state, late), seconds, strict=True)]
+
+
+def best(state: Learning, late: float = 0.0) -> tuple[int, str]:
     """Return the width of the largest expected fall per second, and why.
 
     Where no width is expected to let the loss fall, seconds say nothing: it is the width of the
     largest fall (or least rise) per step.
     """
-    falls, seconds = expected_falls(state), step_seconds(state.seconds, state.nbytes)
+    falls, found = expected_falls(state, late), rates(state, late)
     if max(falls) <= 0:
         top = max(range(len(WIDTHS)), key=lambda at: (falls[at], at))
         return WIDTHS[top], "no width let the loss fall, and this one harmed least"
-    rates = [one / took for one, took in zip(falls, seconds, strict=True)]
-    at = max(at for at, rate in enumerate(rates) if rate >= (1 - NEAR) * max(rates))
+    at = max(at for at, rate in enumerate(found) if rate >= (1 - NEAR) * max(found))
     return WIDTHS[at], (
         f"after a window in which the loss {STATES[state.recent]}, its log-loss is expected to "
-        f"fall by {rates[at]:.3g}/s ({seconds[at]:.3g} s a step), the most of all widths"
+        f"fall by {found[at]:.3g}/s ({falls[at] / found[at]:.3g} s a step), the most of all widths"
     )

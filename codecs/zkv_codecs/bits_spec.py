@@ -9,9 +9,10 @@ from typing import Any
 
 from zkv_codecs.bits import EVERY, BitController, Heuristic, Schedule
 from zkv_codecs.bits_learned import Learned
+from zkv_codecs.spec import number
 
 FORMS = "bits:schedule=32@0,8@100,4@1000, bits:heuristic, bits:learned,seed=3"
-OPTIONS = {"heuristic": ("every",), "learned": ("seed", "every")}
+OPTIONS = {"heuristic": ("every",), "learned": ("seed", "every", "late")}
 
 
 def is_bits(text: str) -> bool:
@@ -22,7 +23,8 @@ def is_bits(text: str) -> bool:
 def controller(text: str) -> BitController[Any]:
     """Return the controller of this text.
 
-    `heuristic` and `learned` take `every=N` (steps between decisions), `learned` `seed=N` too.
+    `heuristic` and `learned` take `every=N` (steps between decisions), `learned` takes `seed=N` and
+    `late=X` too.
 
     Raises:
         ValueError: none; the text says what is wrong, and lists the forms.
@@ -44,17 +46,21 @@ def _controller(text: str) -> BitController[Any]:
     if name not in OPTIONS:
         raise ValueError(f"no controller is called {name[:40]!r}")
     options: dict[str, int] = {}
+    late = 0.0
     for one in given:
         option, _, value = one.partition("=")
         if option not in OPTIONS[name] or option in options:
             raise ValueError(
                 f"{name} takes {' and '.join(OPTIONS[name])}, each once, not {one[:40]!r}"
             )
-        options[option] = _whole(value)
+        if option == "late":
+            options[option], late = 0, number("bits: late", value, "0.5")
+        else:
+            options[option] = _whole(value)
     every = options.get("every", EVERY)
     if name == "heuristic":
         return Heuristic(every)
-    return Learned(options.get("seed", 0), every)
+    return Learned(options.get("seed", 0), every, late)
 
 
 def _whole(text: str) -> int:

@@ -18,8 +18,8 @@ CHANGED = 2.0
 """Two steps in a row that took this many times as long as before, or as short: another link."""
 SPREAD = 2.0
 """Sizes that differ by less say nothing about the slope."""
-ALONE = 0.5
-"""The share that may be chance, of a size that was seen once or twice."""
+SEEN = 3
+"""Steps of a size from which it is known how far chance goes; with fewer it says nothing."""
 
 Steps = deque[tuple[float, float]]
 """(bytes, seconds), the newest last."""
@@ -32,8 +32,6 @@ def _median(steps: Steps, at: int) -> float:
 def _error(steps: Steps) -> float:
     """Return the standard error of the median of the seconds."""
     middle = _median(steps, 1)
-    if len(steps) < 3:
-        return ALONE * middle
     away = statistics.median(abs(step[1] - middle) for step in steps)
     # 1.48: from median deviation to standard deviation; 1.25: from mean to median; of a normal one.
     return 1.48 * 1.25 * away / math.sqrt(len(steps))
@@ -68,6 +66,11 @@ class LinkSpeed:
             self._down.append((nbytes, seconds))
 
     @property
+    def down(self) -> tuple[float, float]:
+        """Bytes and seconds of what came down; (0, 0) if nothing did."""
+        return (_median(self._down, 0), _median(self._down, 1)) if self._down else (0.0, 0.0)
+
+    @property
     def most(self) -> float:
         """Bytes of the largest steps that are remembered; 0 of none."""
         return _median(self._sizes[max(self._sizes)], 0) if self._sizes else 0.0
@@ -76,18 +79,20 @@ class LinkSpeed:
     def bytes_per_s(self) -> float:
         """The speed; infinite if more bytes take no longer than chance allows.
 
-        While all steps were about as large, all of their time is taken for their bytes', so that
-        the link seems no faster than it is. Infinite too if nothing is known.
+        While all steps were about as large, or few were seen, all of their time is taken for their
+        bytes', so that the link seems no faster than it is. Infinite too if nothing is known.
         """
         if not self._sizes:
             return _median(self._down, 0) / _median(self._down, 1) if self._down else math.inf
-        few, many = self._sizes[min(self._sizes)], self._sizes[max(self._sizes)]
-        if self._down and _median(self._down, 0) > SPREAD * _median(many, 0):
+        newest = self._sizes[self._newest]
+        known = [self._sizes[size] for size in sorted(self._sizes)]
+        known = [steps for steps in known if len(steps) >= SEEN] or [newest]
+        few, many = known[0], known[-1]
+        if len(self._down) >= SEEN and _median(self._down, 0) > SPREAD * _median(many, 0):
             many = self._down
         more = _median(many, 0) - _median(few, 0)
-        if more < (SPREAD - 1) * _median(few, 0):
-            steps = self._sizes[self._newest]
-            return _median(steps, 0) / _median(steps, 1)
+        if len(few) < SEEN or more < (SPREAD - 1) * _median(few, 0):
+            return _median(newest, 0) / _median(newest, 1)
         longer = _median(many, 1) - _median(few, 1) - math.hypot(_error(few), _error(many))
         return more / longer if longer > 0 else math.inf
 

@@ -66,6 +66,14 @@ def backward(model: dict[str, Array], x: Array, y: Array) -> dict[str, Array]:
     }
 
 
+def cross_entropy(model: dict[str, Array], x: Array, y: Array) -> float:
+    """Return the mean cross-entropy, in nats."""
+    _, logits = forward(model, x)
+    logits = logits - logits.max(axis=1, keepdims=True)
+    log_sums = np.log(np.exp(logits).sum(axis=1))
+    return float((log_sums - logits[np.arange(len(y)), y]).mean())
+
+
 @dataclass(slots=True)
 class _Order:
     """One worker's order of samples: a fresh permutation of its shard for each pass."""
@@ -135,6 +143,15 @@ class Digits:
         """
         some = self._orders[rank].batch(batch)
         return backward(model, self._x[some], self._y[some]), float(len(some))
+
+    def loss(self, model: Any, rank: int, batch: int) -> float:
+        """Return the mean cross-entropy, in nats, of a worker's batch that was asked for last."""
+        some = self._orders[rank].batch(batch)
+        return cross_entropy(model, self._x[some], self._y[some])
+
+    def test_loss(self, model: Any) -> float:
+        """Return the mean cross-entropy, in nats, of the test images."""
+        return cross_entropy(model, self._x_test, self._y_test)
 
     def accuracy(self, model: Any) -> float:
         """Return the share of the test images that the model names rightly, 0 to 1."""

@@ -25,6 +25,7 @@ from zkv_codecs.auto import (
     feeds_back,
     is_auto,
 )
+from zkv_codecs.late import steps_for_one
 
 NS = 1e-9 / 25
 """Milliseconds for 25 million elements, as seconds for one: 1e-3 / 25e6."""
@@ -50,6 +51,7 @@ autos = st.builds(
     st.floats(0, 1),
     st.floats(0, 1),
     st.booleans(),
+    st.sampled_from([None, 0.25, 0.5]),
 )
 keys = st.builds(
     Key,
@@ -111,11 +113,11 @@ def test_measurements_that_cannot_be_are_refused() -> None:
         Conditions(1.0, -1.0)
 
 
-@given(st.booleans(), keys, conditions)
+@given(st.booleans(), st.sampled_from([None, 0.5]), keys, conditions)
 def test_a_choice_is_a_measured_candidate_that_pays_and_is_within_the_budget(
-    pipelined: bool, key: Key, given_: Conditions
+    pipelined: bool, late: float | None, key: Key, given_: Conditions
 ) -> None:
-    rule = Auto(pipelined=pipelined)
+    rule = Auto(pipelined=pipelined, late=late)
     choice = one_choice(rule, key, given_)
     assert choice == one_choice(rule, key, given_)
     assert "\n" not in choice.why
@@ -136,9 +138,11 @@ def test_a_choice_is_a_measured_candidate_that_pays_and_is_within_the_budget(
         assert choice.seconds < took("none")
 
 
-@given(st.booleans(), keys, conditions)
-def test_what_was_chosen_is_chosen_again(pipelined: bool, key: Key, given_: Conditions) -> None:
-    rule = Auto(pipelined=pipelined)
+@given(st.booleans(), st.sampled_from([None, 0.5]), keys, conditions)
+def test_what_was_chosen_is_chosen_again(
+    pipelined: bool, late: float | None, key: Key, given_: Conditions
+) -> None:
+    rule = Auto(pipelined=pipelined, late=late)
     first = one_choice(rule, key, given_)
     again = one_choice(rule, replace(key, current=first.codec), given_)
     assert again.codec == first.codec
@@ -185,6 +189,29 @@ def test_what_is_only_late_and_what_is_lost_have_budgets_of_their_own() -> None:
     choice = one_choice(rule, key, Conditions(GBIT))
     assert choice.codec == "int8+ef"
     assert "int8 loses 0.5 of a gradient, 0.01 at most" in choice.why
+
+
+def test_what_comes_late_costs_steps_where_updates_are_divided_by_a_root_mean_square() -> None:
+    """(1 + 4²)^¼ is 2.03, and topk takes 0.72 of the time of onebit."""
+    measured = KERNELS | {"topk:0.01+fp16+ef": replace(KERNELS["topk:0.01+fp16+ef"], error=4.0)}
+    key = Key(10**6, measured)
+    at = Conditions(GBIT / 10, compute_s=0.02)
+    choices = {rule: one_choice(Auto().under(rule), key, at) for rule in ("sgd", "adam")}
+    assert choices["sgd"].codec == "topk:0.01+fp16+ef"
+    assert choices["adam"].codec == "onebit+ef"
+    assert Auto().under("momentum") == Auto() != Auto().under("adamw")
+    assert Auto(late=0.0).under("adam") == Auto(late=0.0)
+    only = one_choice(Auto(("none", "topk:0.01+fp16+ef"), late=0.5), key, at)
+    assert "a step (of which it takes 2.03 times as many)" in only.why
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1))
+def test_the_more_is_kept_back_the_more_steps_it_takes(
+    one: float, more: float, late: float
+) -> None:
+    fewer, most = (steps_for_one(error, late) for error in (one, one + more))
+    assert 1.0 <= fewer <= most <= 1.0 + one + more
+    assert steps_for_one(one, 0.0) == 1.0
 
 
 def test_computing_is_shared_out_by_elements() -> None:

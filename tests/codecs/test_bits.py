@@ -34,7 +34,7 @@ schedules = st.builds(
     widths,
     st.dictionaries(st.integers(1, 10**6), widths, max_size=4),
 )
-learned = st.builds(Learned, st.integers(0, 2**63 - 1), steps)
+learned = st.builds(Learned, st.integers(0, 2**63 - 1), steps, st.sampled_from([0.0, 0.5]))
 controllers = st.one_of(schedules, st.builds(Heuristic, steps), learned)
 losses = st.one_of(st.floats(-10, 10), st.floats(1e-9, 1e9), st.just(math.nan), st.just(math.inf))
 observations = st.builds(Observation, losses, st.floats(0, 1e18), st.floats(1e-12, 1e12))
@@ -111,6 +111,8 @@ def test_texts_of_controllers() -> None:
         ("bits:clever", "'clever'"),
         ("bits:heuristic,seed=3", "heuristic takes every"),
         ("bits:learned,seed=3,seed=4", "each once"),
+        ("bits:learned,late=much", "give a number"),
+        ("bits:learned,late=2", "late=2.0"),
         ("bits:learned,seed=-1", "'-1' is no whole number"),
         ("bits:learned,seed=9999999999999999999", "below 2"),
         ("bits:heuristic,every=0", "every=0"),
@@ -209,6 +211,16 @@ def test_learning_finds_the_width_of_the_largest_fall_per_second(seed: int) -> N
 def test_learning_keeps_precision_that_costs_no_time(seed: int) -> None:
     used = training(lambda bits: 2e-3, lambda bits: 0.01, noise=0.05)(Learned(seed, every=5), 1000)
     assert used[100:].count(32) > 700
+
+
+def test_learning_does_not_try_by_chance_what_takes_more_than_twice_the_steps() -> None:
+    """Under Adam 2 bits take (1 + 6²)^¼ = 2.5 times the steps; a step is half as long at best."""
+    go = training(lambda bits: 1e-3 * bits, lambda bits: 0.01, noise=0.05)
+    assert go(Learned(1, every=5), 500).count(2) > 300
+    under_adam = Learned(1, every=5).under("adam")
+    assert set(go(under_adam, 500)) == {4, 8}
+    assert Learned(late=0.25).under("adam") == Learned(late=0.25)
+    assert Learned().under("sgd") == Learned()
 
 
 def test_learning_knows_seconds_of_widths_that_it_has_not_used() -> None:

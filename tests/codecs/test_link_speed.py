@@ -34,6 +34,18 @@ def test_what_came_down_counts_until_something_went_up() -> None:
     assert link.bytes_per_s == 5e5
 
 
+def test_a_size_that_was_seen_twice_says_nothing_of_the_slope() -> None:
+    """Half of 24 and 54 ms may be chance, so the 30 between them are no speed yet."""
+    twice = [(3e5, 0.024), (3e5, 0.024)]
+    link = seen(*twice, down=(6.7e5, 0.054))
+    assert link.bytes_per_s == 3e5 / 0.024
+    assert link.down == (6.7e5, 0.054)
+    more = seen(*twice, (3e5, 0.024))
+    for _ in range(3):
+        more.add_down(6.7e5, 0.054)
+    assert math.isclose(more.bytes_per_s, 3.7e5 / 0.030)
+
+
 def test_steps_of_one_size_count_as_if_there_were_no_latency() -> None:
     assert seen(*[(1e6, 0.1)] * 5).bytes_per_s == 1e7
 

@@ -10,10 +10,12 @@ import pytest
 from single_blocks import layout, spec
 
 from zkv import control as c
+from zkv.layout import Layout
 from zkv.wire import MODEL, ContributionId
 from zkv_brokers.coding import ACCOUNTS_MAX, Coding
 from zkv_brokers.decisions import Arrival
 from zkv_codecs.bits import Heuristic, Observation
+from zkv_codecs.bits_learned import Learned
 
 
 class Clock:
@@ -43,6 +45,16 @@ def test_grants_say_the_codec_of_the_step_that_a_schedule_is_at() -> None:
     # The first update has no update before it, so there are no seconds for a step.
     assert said == ["none", "none", "none", "int8+ef", "int8+ef"]
     assert made.for_grants()["codec"] == "bits:schedule=32@0,8@2;*.bias=none"
+
+
+def test_grants_add_what_the_rule_makes_of_late_gradients_and_the_status_does_not() -> None:
+    made = Coding("auto:owed=4.0;*.bias=none", rule="adam")
+    assert made.for_grants()["codec"] == "auto:owed=4.0,late=0.5;*.bias=none"
+    assert made.plain(Layout())["codec"] == "auto:owed=4.0;*.bias=none"
+    assert Coding("auto", rule="sgd").for_grants()["codec"] == "auto"
+    made.use_up("bits:learned")
+    assert made.widths is not None
+    assert made.widths.controller == Learned(late=0.5)
 
 
 def test_a_fixed_codec_and_auto_have_no_width() -> None:

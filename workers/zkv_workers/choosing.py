@@ -36,6 +36,7 @@ REPEATS = 3
 """Of a measurement; the shortest counts, as a scheduler only ever adds."""
 FASTEST = 1e15
 """Bytes per second: what a link that is never the limit counts as."""
+PILED_UP_MAX = 1e6
 FADE = 0.8
 """Of sums of squares from one decision to the next."""
 LOOK_EVERY, LOOKS, LOOK_SHARE = 1000, 2, 0.01
@@ -123,7 +124,7 @@ class Chooser:
 
     def _look(self, now: float, sent: int) -> None:
         """Send two batches dense if the link was not seen so for long, and it costs little."""
-        dense = sum(unit.elements * unit.itemsize for unit in self.units.values())
+        dense = _nbytes(self.units.values())
         if 2 * sent > dense:
             self._dense += 1
             self._seen_at, self._seen_s = self._batches, now
@@ -199,11 +200,23 @@ class Chooser:
                 sent.chain.add(sent.packed, 3.0, total, self._backend)
             encode.append(encoded - began)
             decode.append(self._clock() - encoded)
-        error = None if feeds_back(codec.text) else 0.0
-        if sent is not None and error is not None:
+        error = 0.0
+        if sent is not None:
             left = given.values - sent.chain.decode(sent.packed, self._backend).values
-            error = math.sqrt(_square(left) / (_square(given.values) or 1.0))
+            share = _square(left) / (_square(given.values) or 1.0)
+            error = math.sqrt(share if not feeds_back(codec.text) else _piled_up(share))
         return Measured(min(encode) / size, min(decode) / size, nbytes / size, error)
+
+    def _rest_s(self, units: Iterable[Unit]) -> float:
+        """Return the seconds of a step that no codec changes: these units' share, by bytes.
+
+        Before the first step is over one part of them is known: the model came down.
+        """
+        known, mine = _nbytes(self.units.values()), _nbytes(units)
+        if self._steps:
+            return statistics.median(self._steps) * mine / max(1, known)
+        model, down_s = self.link.down
+        return down_s * mine / max(1, known, model)
 
     def _decide(self, units: Iterable[Unit]) -> None:
         speed = self.link.bytes_per_s
@@ -215,15 +228,28 @@ class Chooser:
                 for text, one in unit.measured.items()
             }
             keys[name] = Key(unit.elements, measured, unit.current.text)
-        rest_s = statistics.median(self._steps) if self._steps else 0.0
+        rest_s = self._rest_s(by_name.values())
         choices = self.auto.choose(keys, Conditions(min(speed, FASTEST), rest_s))
         for name, choice in choices.items():
             unit = by_name[name]
             unit.current, unit.why = unit.candidates.get(choice.codec, NONE), choice.why
 
 
+def _nbytes(units: Iterable[Unit]) -> int:
+    return sum(unit.elements * unit.itemsize for unit in units)
+
+
 def _square(values: Array) -> float:
     return float(np.dot(values, values))
+
+
+def _piled_up(share: float) -> float:
+    """Return the square of a residual's norm, in gradients, if each step cuts off this share.
+
+    e² = share · (1 + e²) in the long run, while gradients are as good as orthogonal to what is kept
+    back. It stands in until a codec was in use and its own residual is known.
+    """
+    return share / max(1 - share, 1 / PILED_UP_MAX)
 
 
 def _take_error(unit: Unit) -> None:
