@@ -309,7 +309,7 @@ class Training:
         if self.steps % 10:
             return
         for block in self._blocks:
-            memory = self.encoders[0]._memories.get(block.bid)
+            memory = self.encoders[0].memories.by_block.get(block.bid)
             kept = None if memory is None else memory.codec.carried(memory.state)
             if kept is not None:
                 gradient = self._gather(given, block)
@@ -323,7 +323,7 @@ class Training:
         return math.sqrt(kept / gradients) if gradients else 0.0
 
     def _codec(self, worker: int, block: BlockSpec) -> str:
-        account = self.encoders[worker].accounts.get(block.bid)
+        account = self.encoders[worker].accounts.by_block.get(block.bid)
         return "none" if account is None else account.codec
 
     def _cost(self, worker: int, block: BlockSpec) -> tuple[float, float]:
