@@ -109,3 +109,43 @@ async def test_blocking_workers_lend_their_gradients() -> None:
         async with cluster(1, optimizer=SGD, codec="int8+ef") as made:
             await asyncio.to_thread(program, made.address, lend)
     np.testing.assert_array_equal(found[0], found[1])
+
+
+async def test_the_next_batch_begins_behind_the_end_of_the_last_one() -> None:
+    """Nobody waits for a batch's fate, and encoding takes longer than computing."""
+    params: dict[Any, Array] = {"w": np.zeros(SIZE, np.float32)}
+    turns = 12
+
+    async def body(worker: AsyncWorker) -> None:
+        await worker.init(params)
+        for turn in range(turns):
+            async with worker.batch() as batch:
+                batch.push("w", noise(turn))
+        await worker.barrier()
+
+    async with cluster(1, optimizer=SGD, codec="int8+ef") as made:
+        found: list[dict[str, Any]] = []
+
+        async def watched(worker: AsyncWorker) -> None:
+            await body(worker)
+            found.append(worker.stats()["outcomes"])
+
+        await made.run(watched, watched)
+    assert found == [{"committed": turns, "discarded": 0, "cancelled": 0}] * 2
+
+
+async def test_blocking_workers_begin_the_next_batch_behind_the_end_of_the_last_one() -> None:
+    turns, found = 12, []
+
+    def program(address: str, rank: int) -> None:
+        with zkv.connect(address, rank=rank, world=2, wait_timeout_s=10.0) as worker:
+            worker.init({"w": np.zeros(SIZE, np.float32)})
+            for turn in range(turns):
+                with worker.batch() as batch:
+                    batch.push("w", noise(turn))
+            worker.barrier()
+            found.append(worker.stats()["outcomes"])
+
+    async with cluster(1, optimizer=SGD, codec="int8+ef") as made:
+        await asyncio.gather(*(asyncio.to_thread(program, made.address, rank) for rank in (0, 1)))
+    assert found == [{"committed": turns, "discarded": 0, "cancelled": 0}] * 2

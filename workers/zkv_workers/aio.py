@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -199,7 +199,7 @@ class AsyncWorker:
         make = faces.initialise(
             params, rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent, plain=plain
         )
-        await self._driver.call(make)
+        await self._ask(make)
 
     def batch(self, weight: float = 1.0, *, early: bool = False) -> AsyncBatch:
         """Return the next mini-batch, of `weight` samples, as an async context manager.
@@ -213,7 +213,7 @@ class AsyncWorker:
         """Return all batches that the run deals to this worker (see `Worker.batches`):
         ``async for batch in …: async with batch:``."""
         source = Source(data)
-        await self._driver.call(lambda token: s.UsePool(token, data))
+        await self._ask(lambda token: s.UsePool(token, data))
         while True:
             source.check()
             self._ledger.raise_refused()
@@ -226,10 +226,9 @@ class AsyncWorker:
 
     async def _next_grant(self) -> s.Grant | None:
         waiting = Clock(self._ledger, "wait_s")
-        grant: s.Grant | None = await self._driver.call(s.Begin)
+        grant: s.Grant | None = await self._ask(s.Begin)
         waiting.stop()
         if grant is not None:
-            await self._drained()
             codecs = (grant.codec, grant.codec_down, grant.chosen)
             if not self._encoder.uses(*codecs):
                 # Kernels that were never compiled on this machine take seconds.
@@ -237,9 +236,18 @@ class AsyncWorker:
         return grant
 
     async def _drained(self) -> None:
-        """Wait until all that was pushed is encoded; no job needs the loop."""
-        if not self._pipeline.idle:
+        """Wait until all that was pushed is encoded and given to the session; no job needs the
+        loop."""
+        if self._pipeline.idle:
+            # The last job may have left its end to the loop's next turn.
+            await asyncio.sleep(0)
+        else:
             await asyncio.to_thread(self._pipeline.drain)
+
+    async def _ask(self, make: Callable[[int], s.Input]) -> Any:
+        """Make a call behind what the last batch has pushed, and its end."""
+        await self._drained()
+        return await self._driver.call(make)
 
     def local(self, h: int) -> AsyncLocal:
         """Return rounds of `h` local batches (see `Worker.local`), entered with `async with`."""
@@ -259,7 +267,7 @@ class AsyncWorker:
         `Worker.pull`)."""
         self._ledger.raise_refused()
         wanted = faces.keys_of(keys)
-        arrays = faces.pulled(await self._driver.call(lambda token: s.Pull(token, wanted)), wanted)
+        arrays = faces.pulled(await self._ask(lambda token: s.Pull(token, wanted)), wanted)
         return arrays[wanted[0]] if isinstance(keys, str | int) else arrays
 
     async def pushpull(self, key: Key, value: Any, *, weight: float = 1.0) -> Array:
@@ -271,11 +279,11 @@ class AsyncWorker:
 
     async def evaluate(self) -> Model:
         """Return one consistent version of the whole model (see `Worker.evaluate`)."""
-        return faces.evaluated(await self._driver.call(lambda token: s.Pull(token, ())))
+        return faces.evaluated(await self._ask(lambda token: s.Pull(token, ())))
 
     async def barrier(self) -> None:
         """Wait until every worker is here and all that was finished before has arrived."""
-        await self._driver.call(s.Barrier)
+        await self._ask(s.Barrier)
 
     async def set(self, **settings: Any) -> dict[str, Any]:
         """Change live settings (`lr`, `codec_down`, ...) for all.
@@ -284,13 +292,13 @@ class AsyncWorker:
         """
         versions = {}
         for name, value in settings.items():
-            reply = await self._driver.call(lambda token, n=name, v=value: s.Ask(token, n, str(v)))  # type: ignore[misc]
+            reply = await self._ask(lambda token, n=name, v=value: s.Ask(token, n, str(v)))  # type: ignore[misc]
             versions[name] = reply["version"]
         return versions
 
     async def status(self) -> dict[str, Any]:
         """Return how the cluster stands, as `zkv status --json` prints it."""
-        plain: Mapping[str, Any] = await self._driver.call(s.Ask)
+        plain: Mapping[str, Any] = await self._ask(s.Ask)
         return dict(plain)
 
     def stats(self) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import asyncio
 import atexit
 import concurrent.futures
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -62,7 +62,7 @@ class Batch(AnyBatch):
         return self
 
     def _wait_for(self, kids: tuple[int, ...]) -> None:
-        self._worker._call(lambda token: s.Await(token, self.number, kids))
+        self._worker._call(lambda token: s.Await(token, self.number, kids), behind=False)
 
     def __exit__(
         self,
@@ -96,9 +96,7 @@ class Worker:
         self._pid = os.getpid()
         self._left = False
         self._loop = loop_factory()()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="zkv-worker", daemon=True
-        )
+        self._thread = Thread(target=self._loop.run_forever, name="zkv-worker", daemon=True)
         self._thread.start()
         try:
             self._driver: Driver = self._on_loop(lambda: self._make_driver(route))
@@ -152,7 +150,9 @@ class Worker:
             behind.put(lambda: self._driver.beside(begin))
         return outer
 
-    def _call(self, make: Callable[[int], s.Input]) -> Any:
+    def _call(self, make: Callable[[int], s.Input], *, behind: bool = True) -> Any:
+        if behind:  # What the last batch has pushed, and its end.
+            self._outlet.pipeline.drain()
         future = self._start(make)
         try:
             return future.result()
@@ -358,7 +358,7 @@ class Worker:
     def _stop(self) -> None:
         self._outlet.pipeline.close()
         if hasattr(self, "_driver"):
-            done = threading.Event()
+            done = Event()
 
             def end() -> None:
                 self._driver.close()
