@@ -45,6 +45,9 @@ class FakeBatch:
     def params(self) -> dict[str, Any]:
         return dict(self.worker.model)
 
+    def set_loss(self, loss: float) -> None:
+        assert np.isfinite(loss)
+
     def push(self, key: str, gradient: Any) -> None:
         self.pushed[key] = gradient
 

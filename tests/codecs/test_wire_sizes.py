@@ -47,7 +47,7 @@ DENSE: dict[str, tuple[Bytes, Bytes]] = {
     "int4": (lambda n: up(n, 2), lambda n: 4 * up(n, 256)),
     "uint8": (lambda n: n, lambda n: 8 * up(n, 256)),
     "qsgd:127": (lambda n: n, lambda n: 4 * up(n, 512)),
-    "qsgd:4:128": (lambda n: n, lambda n: 4 * up(n, 128)),
+    "qsgd:12:128": (lambda n: n, lambda n: 4 * up(n, 128)),
     "natural": (lambda n: n, lambda n: 0),
     "ternary": (lambda n: up(n, 4), lambda n: 4 * up(n, 256)),
     "onebit": (lambda n: up(n, 8), lambda n: 4 * up(n, 256)),
