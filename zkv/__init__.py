@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zkv import aio as aio
     from zkv import data as data
+    from zkv import torch as torch
     from zkv.errors import Cancelled as Cancelled
     from zkv.errors import ZkvError as ZkvError
     from zkv.sums import weighted_mean as weighted_mean
@@ -32,7 +33,7 @@ _WHERE = {
     "ZkvError": ("zkv.errors", "ZkvError"),
     "Cancelled": ("zkv.errors", "Cancelled"),
 }
-_MODULES = ("aio", "data", "errors")
+_MODULES = ("aio", "data", "errors", "torch")
 
 __all__ = [
     "Batch",
