@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def mlp(seed: int = 0, dtype: Any = None, sizes: tuple[int, ...] = (6, 8, 3)) ->
     """A perceptron, the same for the same seed."""
     torch.manual_seed(seed)
     layers: list[Any] = []
-    for n_in, n_out in zip(sizes, sizes[1:], strict=False):
+    for n_in, n_out in pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).to(torch.float64 if dtype is None else dtype)
 

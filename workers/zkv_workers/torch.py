@@ -12,6 +12,7 @@ from typing import Any
 
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Worker
+from zkv_workers.model import check_weight
 from zkv_workers.torch_buffers import Buffers
 from zkv_workers.torch_optimizer import Block as Block
 from zkv_workers.torch_optimizer import Optimizer as Optimizer
@@ -56,8 +57,9 @@ def attach(
             come from rank 0; "rank0" takes all from rank 0, as DistributedDataParallel does;
             "local" leaves them alone. The mean is the default, as each worker sees other data, and
             BatchNorm's statistics are estimates of one quantity from all of it.
-        buffers_every: after how many of its batches each worker does so. It waits for as many
-            others as an update does.
+        buffers_every: after how many of its batches a worker sends its buffers. What comes of it is
+            taken after the first batch by whose end it is here, so nobody waits;
+            `optimizer.sync_buffers()` does.
         frozen: parameters that require no gradient take the first worker's values too ("first"),
             or stay as they are ("local", for large models that every worker has loaded).
         weight: of how many samples a batch is, where neither `step` nor `batch` says.
@@ -76,6 +78,7 @@ def attach(
         KeyMismatch: other workers have another model; the key and both specs are named.
     """
     found = survey(model)
+    check_weight(weight)
     if not isinstance(worker, Worker):
         raise TypeError(f"attach takes a worker of zkv.connect, not {type(worker).__name__}")
     if frozen not in ("first", "local"):

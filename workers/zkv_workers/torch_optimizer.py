@@ -192,7 +192,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return model.version
 
     def sync_buffers(self) -> None:
-        """Keep the buffers alike now: all workers have to call it, before an evaluation, say."""
+        """Keep the buffers alike now, before an evaluation, say: all workers have to call it.
+
+        Raises:
+            WaitTimeout: the others did not call it in time; the text says who is missing.
+            PushRefused: a buffer of this worker is not finite; it is named.
+        """
         self._buffers.sync()
 
     def set_lr(self, lr: float) -> None:
