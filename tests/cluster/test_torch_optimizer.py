@@ -277,7 +277,7 @@ async def test_buffers_are_taken_after_the_batch_by_whose_end_they_are_here() ->
             assert len(waiting) == (0 if turn % 2 else 3)
             own = 2.0 * worker.rank + turn
             assert model[1].running_mean[0] == {3: 3.0, 5: 5.0}.get(turn, own)
-            for one in waiting:
+            for _, one in waiting.values():
                 assert one.result(10) == "committed"
 
     await run(body, body)
@@ -357,6 +357,7 @@ BAD: list[tuple[type[Exception], str, Callable[[], Any], dict[str, Any]]] = [
     (ValueError, "buffers_every=0", line, {"buffers_every": 0}),
     (ValueError, "frozen='cold'", line, {"frozen": "cold"}),
     (ValueError, "weight -1", line, {"weight": -1.0}),
+    (TypeError, "no option lr; it has buffers", line, {"lr": 0.1}),
 ]
 
 
