@@ -221,3 +221,27 @@ async def test_checkpointed_modules_run_again_inside_the_backward_pass(reentrant
 
     async with cluster(1, optimizer="sgd:lr=0.01") as made:
         await on_threads(made, body)
+
+
+async def test_a_compiled_model_waits_for_all_values_at_once() -> None:
+    def losses(model: Any, call: Any, optimizer: Any) -> list[float]:
+        found = []
+        for turn in range(4):
+            optimizer.zero_grad()
+            loss = call(torch.full((3, WIDE), 0.1 * turn)).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    mine = wide()
+    expected = losses(mine, mine, torch.optim.SGD(mine.parameters(), lr=0.1))
+
+    def body(worker: Any) -> None:
+        model = wide()
+        optimizer = attach(model, worker, early=False)
+        compiled = torch.compile(model, backend="eager")
+        assert losses(model, compiled, optimizer) == pytest.approx(expected, rel=1e-5)
+
+    async with cluster(1, optimizer="sgd:lr=0.1") as made:
+        await on_threads(made, body)

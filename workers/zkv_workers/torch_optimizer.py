@@ -101,7 +101,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.last: Batch | None = None
         """The batch of the newest step; its `outcome` tells what became of it, `wait()` waits."""
         super().__init__(list(model.trained.values()), {"lr": rate})
-        self._hooks = Hooks(model, self._forward, self._gradient, owners=early)
+        # A graph that is compiled is broken here, quietly.
+        forward = self._forward if early else torch.compiler.disable(self._forward)
+        self._hooks = Hooks(model, forward, self._gradient, owners=early)
 
     # --- the loop ----------------------------------------------------------------------------
 
