@@ -280,6 +280,26 @@ async def test_wherever_a_batch_is_cancelled_the_loop_goes_on(where: str) -> Non
     await run(body)
 
 
+async def test_a_batch_in_vain_that_is_given_up_is_followed_by_another() -> None:
+    """The user's own exception comes out of a forward pass on a torn model, and skips step()."""
+
+    def body(worker: Any) -> None:
+        model = line()
+        optimizer = attach(model, worker)
+        cancelled_batches(worker, "begin")
+        with pytest.raises(RuntimeError, match="shape"):
+            model(torch.ones(1, 7))
+        first = optimizer.last
+        assert optimizer._step.vain
+        optimizer.zero_grad()
+        compute(model)
+        assert optimizer.last is not first
+        assert optimizer.step() == "pending"
+        assert newest(optimizer, model)["bias"] == -1
+
+    await run(body)
+
+
 @pytest.mark.parametrize("where", ["begin", "push"])
 async def test_a_block_is_left_where_its_batch_is_cancelled(where: str) -> None:
     def body(worker: Any) -> None:
@@ -563,6 +583,10 @@ async def test_copies_and_pickles_of_a_model_are_not_attached() -> None:
             other(torch.ones(1, 1)).sum().backward()
             assert other.weight.grad.tolist() == [[1.0]]
         assert not optimizer._step.sent
+        optimizer.step()
+        replica = model._replicate_for_data_parallel()  # It shares the hooks.
+        replica(torch.ones(1, 1))
+        assert optimizer._step is None
 
     await run(body)
 
