@@ -585,6 +585,7 @@ async def test_copies_and_pickles_of_a_model_are_not_attached() -> None:
         assert not optimizer._step.sent
         optimizer.step()
         replica = model._replicate_for_data_parallel()  # It shares the hooks.
+        replica.weight, replica.bias = torch.zeros(1, 1), torch.zeros(1)
         replica(torch.ones(1, 1))
         assert optimizer._step is None
 
