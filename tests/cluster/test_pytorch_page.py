@@ -33,7 +33,7 @@ def test_a_python_block_runs(block: Block, tmp_path: Path, environment: dict[str
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line-{block.line}")
 def test_a_block_is_what_it_says(block: Block) -> None:
     match block.words:
-        case ("python",) | ("python", "continue"):
+        case ("python",) | ("python", "continue" | "no-run"):
             ast.parse(block.text)
         case ("bash",):
             for command in commands_of(block.text):

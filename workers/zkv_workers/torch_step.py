@@ -103,6 +103,12 @@ class Step:
         if factor is not None and not bool(torch.isfinite(_values(grad)).all()):
             self.overflow = True
             return
+        self.send_given(key, grad, factor)
+
+    def send_given(self, key: str, grad: Any, factor: float | None = None) -> None:
+        """Push a gradient that need not be the parameter's own (see `send`)."""
+        if self.vain:
+            return
         try:
             self.batch.push(key, tensors.gradient_of(grad, factor))
         except Cancelled as error:
