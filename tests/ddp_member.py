@@ -11,11 +11,12 @@ import json
 import sys
 from contextlib import nullcontext
 
-import torch.distributed as dist
 from torch_models import data, mlp, nn, torch
 
 import zkv
 from zkv.torch import State, comm_hook
+
+dist = torch.distributed
 
 BATCHES = 12
 EACH = 4
