@@ -6,6 +6,7 @@ It knows the attached face and the harness; it must not know messages or machine
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -22,12 +23,23 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 
+_drawing = threading.Lock()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw a model's parameters inside: PyTorch's chance is one for all threads."""
+    with _drawing:
+        torch.manual_seed(seed)
+        yield
+
+
 def mlp(seed: int = 0, dtype: Any = None, sizes: tuple[int, ...] = (6, 8, 3)) -> Any:
     """A perceptron, the same for the same seed."""
-    torch.manual_seed(seed)
     layers: list[Any] = []
-    for n_in, n_out in pairwise(sizes):
-        layers += [nn.Linear(n_in, n_out), nn.Tanh()]
+    with seeded(seed):
+        for n_in, n_out in pairwise(sizes):
+            layers += [nn.Linear(n_in, n_out), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).to(torch.float64 if dtype is None else dtype)
 
 

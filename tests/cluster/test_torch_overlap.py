@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster
-from torch_models import nn, on_threads, torch, values
+from torch_models import nn, on_threads, seeded, torch, values
 
 from zkv.torch import attach
 from zkv_workers import signals as s
@@ -20,8 +20,8 @@ WIDE = 160
 
 
 def wide(layers: int = 3) -> Any:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(layers)))
+    with seeded(0):
+        return nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(layers)))
 
 
 async def test_gradients_are_with_the_session_before_the_backward_pass_ends() -> None:
@@ -134,10 +134,10 @@ class Shuffled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(1)
-        self.a, self.b, self.c = (nn.Linear(4, 4).double() for _ in range(3))
-        self.rnn = nn.GRU(4, 4, batch_first=True).double()
-        self.never = nn.Linear(4, 4).double()
+        with seeded(1):
+            self.a, self.b, self.c = (nn.Linear(4, 4).double() for _ in range(3))
+            self.rnn = nn.GRU(4, 4, batch_first=True).double()
+            self.never = nn.Linear(4, 4).double()
 
     def forward(self, x: Any, turn: int) -> Any:
         linear = nn.functional.linear

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster
-from torch_models import data, mlp, nn, on_threads, torch, values
+from torch_models import data, mlp, nn, on_threads, seeded, torch, values
 
 from zkv.torch import attach
 
@@ -179,8 +179,8 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("functional", [False, True])
 async def test_d24_tied_weights_are_one_key_with_one_gradient(functional: bool) -> None:
     def model() -> Any:
-        torch.manual_seed(3)
-        return Tied(functional).double()
+        with seeded(3):
+            return Tied(functional).double()
 
     x = torch.arange(5)
     mine = model()
@@ -248,7 +248,6 @@ async def test_strided_and_sparse_ones_travel_too() -> None:
     """A convolution in channels_last, whose memory is no run of elements; a sparse gradient."""
 
     def body(worker: Any) -> None:
-        torch.manual_seed(0)
         model = nn.ModuleDict(
             {
                 "conv": nn.Conv2d(3, 4, 2, bias=False).to(memory_format=torch.channels_last),
