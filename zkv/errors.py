@@ -12,6 +12,7 @@
     │   └── NameInUse         a live process already has this name
     ├── Cancelled             the batch no longer counts; `worker.batch()` swallows it
     ├── Withdrawn             the block was left by an exception; nothing of it counts
+    ├── StaleValues           a gradient was computed on values of an earlier batch
     ├── Lost                  somebody that is needed is gone
     │   ├── BrokerLost  ServerLost  WorkersLost  Evicted
     ├── WaitTimeout           a bounded wait ended (also a TimeoutError)
@@ -68,6 +69,10 @@ class Cancelled(ZkvError):
 
 class Withdrawn(ZkvError):
     """The batch was left by an exception, so nothing of it counts."""
+
+
+class StaleValues(ZkvError):
+    """A gradient was computed on values of an earlier batch; the key is named."""
 
 
 class Lost(ZkvError):

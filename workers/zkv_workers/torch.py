@@ -1,0 +1,157 @@
+"""`zkv.torch`: a PyTorch model that is trained by a cluster, in the loop that it has.
+
+Nothing of the loop changes but the optimizer: `attach` returns one whose rule and state are on the
+servers. Gradients leave from inside the backward pass, last layer first, and the next forward pass
+begins as soon as its first layer's values are here.
+
+Before each module's forward its own parameters are waited for, and a parameter that is used in any
+other way waits for itself. Modules whose forward was not called in the first batch have theirs
+waited for when a batch begins. So no gradient of values of an earlier batch is sent: code that
+PyTorch does not see (outside of Python, and handed a parameter) ends in `StaleValues`, or in
+autograd's own error about a change in place. This holds for what is computed between the begin and
+the end of a batch; keep no graph of an earlier one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, TypedDict, Unpack
+
+from zkv_workers import torch_tensors as tensors
+from zkv_workers.blocking import Worker
+from zkv_workers.model import check_weight
+from zkv_workers.torch_buffers import Buffers
+from zkv_workers.torch_optimizer import Block as Block
+from zkv_workers.torch_optimizer import Optimizer as Optimizer
+from zkv_workers.torch_survey import Survey, survey
+
+_attached: weakref.WeakKeyDictionary[Any, weakref.ref[Optimizer]] = weakref.WeakKeyDictionary()
+"""Modules and workers, with the optimizer that they were attached by."""
+
+
+class AttachOptions(TypedDict, total=False):
+    """What `attach` takes beside a model and a worker."""
+
+    buffers: str
+    """How the buffers of the state_dict are kept alike, after all have taken the first worker's.
+
+    "mean" (the default) averages those of floating point over the workers, and takes integers from
+    rank 0: each worker sees other data, and BatchNorm's statistics are estimates of one quantity
+    from all of it. "rank0" takes all from rank 0, as DistributedDataParallel does. "local" leaves
+    them alone.
+    """
+    buffers_every: int
+    """After how many of its batches a worker sends its buffers; default 100.
+
+    What comes of it is taken after the first batch by whose end it is here, so nobody waits;
+    `Optimizer.sync_buffers` does.
+    """
+    frozen: str
+    """Parameters that require no gradient take the first worker's values too ("first"), or stay as
+    they are ("local": for large models that every worker has loaded)."""
+    weight: float
+    """Of how many samples a batch is, where neither `step` nor `batch` says; default 1."""
+    overlap: bool
+    """Send gradients in the backward pass (the default); else in `step`, after what a loop does
+    with them there, such as clipping."""
+    early: bool
+    """Begin forward passes before all values are here (the default). Say False for `torch.compile`
+    and TorchScript, which hide what uses a parameter."""
+    scaler: Any
+    """A `torch.amp.GradScaler`: gradients are unscaled before they are sent, and a batch in which
+    one is not finite is withdrawn. Call `scaler.step(optimizer)` and `scaler.update()` as ever, or
+    `optimizer.step()`, which does both."""
+
+
+DEFAULTS: AttachOptions = {
+    "buffers": "mean",
+    "buffers_every": 100,
+    "frozen": "first",
+    "weight": 1.0,
+    "overlap": True,
+    "early": True,
+    "scaler": None,
+}
+
+
+def attach(model: Any, worker: Worker, **options: Unpack[AttachOptions]) -> Optimizer:
+    """Let a cluster train a model; return the optimizer for its loop.
+
+    Each parameter that requires a gradient is a key of the model, by its first name in
+    `named_parameters()` (a tied one is one key); the first worker's values count. When this
+    returns, the model has the values of the newest version. The servers' optimizer is theirs to
+    configure (`zkv up --optimizer "adam:lr=0.001"`).
+
+    Args:
+        model: an `nn.Module`. Parameters that are contiguous and on the CPU are written in place,
+            without a second copy.
+        worker: from `zkv.connect`; it trains this one model.
+        options: see `AttachOptions`.
+
+    Raises:
+        TypeError: no nn.Module, no blocking worker, no such option, or a dtype that does not
+            travel.
+        ValueError: the model or the worker is attached already; nothing is trained; two parameters
+            share memory; an option is wrong.
+        KeyMismatch: other workers have another model; the key and both specs are named.
+    """
+    given = _checked(options)
+    found = survey(model)
+    if not isinstance(worker, Worker):
+        raise TypeError(f"attach takes a worker of zkv.connect, not {type(worker).__name__}")
+    parts = _parts(model, worker)
+    kept = Buffers(worker, found.buffers, given["buffers"], given["buffers_every"])
+    worker.init({key: one.detach() for key, one in found.trained.items()})
+    if given["frozen"] == "first":
+        _init_frozen(found, worker)
+    kept.init()
+    made = Optimizer(
+        found,
+        worker,
+        kept,
+        weight=given["weight"],
+        overlap=given["overlap"],
+        early=given["early"],
+        scaler=given["scaler"],
+    )
+    made.pull()
+    for one in parts:
+        _attached[one] = weakref.ref(made)
+    return made
+
+
+def _checked(options: AttachOptions) -> AttachOptions:
+    unknown = sorted(options.keys() - DEFAULTS.keys())
+    if unknown:
+        raise TypeError(f"attach has no option {', '.join(unknown)}; it has {', '.join(DEFAULTS)}")
+    given: AttachOptions = {**DEFAULTS, **options}
+    check_weight(given["weight"])
+    if given["frozen"] not in ("first", "local"):
+        raise ValueError(f"frozen={given['frozen']!r} is neither 'first' nor 'local'")
+    return given
+
+
+def _parts(model: Any, worker: Worker) -> list[Any]:
+    """Return what is attached with a model.
+
+    Raises:
+        ValueError: a part is attached already.
+    """
+    parts: dict[Any, str] = {worker: "the worker"}
+    for name, module in model.named_modules():
+        parts[module] = f"module {name!r}" if name else "the model"
+    for one, name in parts.items():
+        held = _attached[one]() if one in _attached else None
+        if held is not None and held.attached:
+            raise ValueError(
+                f"{name} is attached already; call optimizer.detach() first, or put several models "
+                "into one nn.ModuleDict and attach that"
+            )
+    return list(parts)
+
+
+def _init_frozen(found: Survey, worker: Worker) -> None:
+    if found.frozen:
+        worker.init({key: one.detach() for key, one in found.frozen.items()}, plain=True)
+        for key, array in worker.pull(list(found.frozen)).items():
+            tensors.write(key, array, found.frozen[key])

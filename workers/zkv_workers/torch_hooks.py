@@ -1,0 +1,71 @@
+"""The hooks of an attached model: when they call, and how they go away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zkv_workers.torch_survey import Survey
+
+
+class ForwardHook:
+    """Says that a module's forward begins; copies and pickles of the module are not attached."""
+
+    def __init__(self, module: Any, place: int, call: Callable[[Any, int], None]) -> None:
+        self._module, self._place, self._call = module, place, call
+
+    def __call__(self, module: Any, args: Any) -> None:
+        """Be called by PyTorch before the module's forward."""
+        if module is self._module:
+            self._call(module, self._place)
+
+    def __deepcopy__(self, memo: Any) -> Callable[[Any, Any], None]:
+        return no_hook
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _no_hook_maker, ()
+
+
+def no_hook(module: Any, args: Any) -> None:
+    """Do nothing: what a copy of an attached module has for a hook."""
+
+
+def _no_hook_maker() -> Callable[[Any, Any], None]:
+    return no_hook
+
+
+class Hooks:
+    """All hooks of one model.
+
+    `forward(module, place)` is called before the forward of the model (place -1) and of each of its
+    owners (their places in the survey); `gradient(key)` when a parameter's gradient is complete in
+    a backward pass, on the thread that computes it.
+    """
+
+    def __init__(
+        self,
+        survey: Survey,
+        forward: Callable[[Any, int], None],
+        gradient: Callable[[str], None],
+        *,
+        owners: bool,
+    ) -> None:
+        self._handles: list[Any] = []
+        places = {id(one.module): place for place, one in enumerate(survey.owners)}
+        modules = {id(survey.model): survey.model}
+        if owners:
+            modules |= {id(one.module): one.module for one in survey.owners}
+        for number, module in modules.items():
+            hook = ForwardHook(module, places.get(number, -1), forward)
+            # Before the user's own: theirs may use the parameters.
+            self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
+        for key, parameter in survey.trained.items():
+            self._handles.append(
+                parameter.register_post_accumulate_grad_hook(lambda _, key=key: gradient(key))
+            )
+
+    def remove(self) -> None:
+        """Remove them all."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

@@ -1,0 +1,120 @@
+"""Between PyTorch's tensors and the arrays that travel. Knows no batches beyond their values.
+
+Only modules whose name begins with `torch` import PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import torch
+
+from zkv.dtypes import DTYPES, Array, dtype_of, stored_view, user_view
+from zkv.errors import KeyMismatch
+
+EXACT = 2**53
+"""Below it float64 holds every integer."""
+
+
+def view_of(tensor: Any) -> Array | None:
+    """Return a tensor's own memory as an array; None if NumPy cannot see it (it is on a device).
+
+    Raises:
+        TypeError: bfloat16, and ml_dtypes is not installed.
+    """
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        return None
+    if tensor.dtype is torch.bfloat16:
+        return user_view(tensor.view(torch.uint16).numpy(), DTYPES["bfloat16"])
+    array: Array = tensor.numpy()
+    return array
+
+
+def tensor_of(array: Array) -> Any:
+    """Return an array's memory as a tensor on the CPU."""
+    if array.dtype.name != "bfloat16":
+        return torch.from_numpy(array)
+    bits = stored_view(array, dtype_of(array)).reshape(array.shape)
+    return torch.from_numpy(bits).view(torch.bfloat16)
+
+
+def copy_of(tensor: Any) -> Array:
+    """Return a tensor's values as a contiguous array, apart from its memory."""
+    view = view_of(tensor.detach().cpu())
+    return np.array(view, order="C")
+
+
+def gradient_of(grad: Any, factor: float | None) -> Any:
+    """Return a gradient as `batch.push` takes it, times `factor`.
+
+    A sparse one becomes dense. One on a device stays there if CuPy can read it: what PyTorch's
+    current stream has to do for it is waited for, as CuPy's is another one.
+    """
+    grad = grad.detach()
+    if grad.layout is not torch.strided:
+        grad = grad.to_dense()
+    if factor is not None:
+        grad = grad * factor
+    readable = grad.dtype is not torch.bfloat16 and importlib.util.find_spec("cupy") is not None
+    if grad.device.type == "cuda" and readable:
+        torch.cuda.current_stream(grad.device).synchronize()
+        return grad
+    return view_of(grad.cpu())
+
+
+def receive(batch: Any, key: str, parameter: Any) -> None:
+    """Write a key's values into its parameter, and tell autograd that it was changed.
+
+    They go straight into the parameter's memory if that is contiguous and on the CPU.
+
+    Raises:
+        Cancelled: the batch no longer counts.
+        KeyMismatch: the parameter has another shape or dtype now.
+    """
+    out = view_of(parameter)
+    if out is not None and out.flags.c_contiguous:
+        batch.read_into(key, out)
+        torch.autograd.graph.increment_version(parameter)
+    else:
+        write(key, batch[key], parameter)
+
+
+def write(key: str, array: Array, tensor: Any) -> None:
+    """Copy an array's values into a tensor (numbers for one of bool or integers are rounded).
+
+    Raises:
+        KeyMismatch: the tensor has another shape.
+    """
+    if tuple(array.shape) != tuple(tensor.shape):
+        raise KeyMismatch(
+            f"key {key!r}: shape {tuple(array.shape)} expected, given {tuple(tensor.shape)}; "
+            "was the model changed after attach?"
+        )
+    with torch.no_grad():
+        values = tensor_of(array)
+        if values.is_floating_point() and not tensor.is_floating_point():
+            values = values.round()
+        tensor.copy_(values)
+
+
+def buffer_array(key: str, buffer: Any) -> Array:
+    """Return a buffer as it travels: of integers and bools as float64, in which they can be
+    averaged by weight.
+
+    Raises:
+        ValueError: an integer that float64 does not hold.
+        TypeError: a dtype that does not travel (complex, ...).
+    """
+    if buffer.is_floating_point():
+        return copy_of(buffer)
+    if buffer.is_complex():
+        raise TypeError(
+            f"buffer {key!r}: {buffer.dtype} does not travel; register it with persistent=False"
+        )
+    wide = buffer.detach().cpu().to(torch.int64)
+    if wide.numel() and int(wide.abs().max()) > EXACT:
+        raise ValueError(f"buffer {key!r} has an integer above 2**53, which float64 does not hold")
+    return copy_of(wide.to(torch.float64))
