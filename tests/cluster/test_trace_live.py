@@ -97,7 +97,7 @@ def test_a_run_leaves_one_trace_of_everybody_in_order(tmp_path):
     events, about = plain["traceEvents"], plain["otherData"]
     found = tracks(events)
     for worker in ("worker 0", "worker 1"):
-        training = {"compute", "wait for a grant", "push b", "push large", "encode"}
+        training = {"compute", "prepare codecs", "wait for a grant", "push b", "push large"}
         assert training <= names(found[worker, "training"])
         assert names(found[worker, "encoder"]) == {"encode"}
         assert "send" in names(found[worker, "network"])

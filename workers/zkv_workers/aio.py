@@ -237,7 +237,7 @@ class AsyncWorker:
             codecs = (grant.codec, grant.codec_down, grant.chosen)
             if not self._encoder.uses(*codecs):
                 # Kernels that were never compiled on this machine take seconds.
-                await asyncio.to_thread(self._encoder.use, *codecs)
+                await asyncio.to_thread(faces.use_codecs, self._encoder, self._ledger, grant)
         return grant
 
     async def _drained(self) -> None:

@@ -251,7 +251,7 @@ class AnyBatch:
             )
         # What is still encoded of a batch that was withdrawn must not meet another plan.
         self._outlet.pipeline.drain()
-        self._encoder.use(grant.codec, grant.codec_down, grant.chosen)
+        faces.use_codecs(self._encoder, self._ledger, grant)
         self._encoder.begin()
         self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
         self._outgoing = Outgoing(self._outlet, self._state)

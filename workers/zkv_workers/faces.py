@@ -130,6 +130,16 @@ def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:
     encoder.traffic = driver.traffic
 
 
+def use_codecs(encoder: Encoder, ledger: Ledger, grant: s.Grant) -> None:
+    """Encode as a grant says from now on; compiling what that needs takes seconds at times."""
+    codecs = (grant.codec, grant.codec_down, grant.chosen)
+    if ledger.spans is None or encoder.uses(*codecs):
+        encoder.use(*codecs)
+        return
+    with ledger.spans.timed(TRAINING, "prepare codecs", codec=grant.codec):
+        encoder.use(*codecs)
+
+
 def last_accounts(encoder: Encoder, driver: Driver) -> s.Report | None:
     """Return what the broker is still to be told of codecs when a worker leaves."""
     accounts = encoder.to_tell(driver.session.layout, now=True)
