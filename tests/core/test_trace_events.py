@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from collections import defaultdict
 from pathlib import Path
 
@@ -187,3 +188,17 @@ def test_a_bound_on_sends_that_nobody_answers(monkeypatch):
     found = [(span.name, span.start_s) for span in recorded.kept]
     # The first send of what was sent twice counts; the oldest had to go.
     assert found == [("send 1", 1.0), ("send 2", 2.0)]
+
+
+def test_a_programs_own_word_on_sigterm_is_left_alone():
+    before = signal.getsignal(signal.SIGTERM)
+
+    def mine(number: int, frame: object) -> None:
+        raise AssertionError(number, frame)
+
+    signal.signal(signal.SIGTERM, mine)
+    try:
+        tracing.before_sigterm(lambda: None)
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
