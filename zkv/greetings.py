@@ -63,9 +63,15 @@ class ServerWelcome(Frozen, frozen=True, tag=33):
 
 
 class Beat(Frozen, frozen=True, tag=34):
-    """Anybody to anybody: I am alive; `at` is an opaque clock reading that `Echo` sends back."""
+    """Anybody to anybody: I am alive, and my clock says `at`, in seconds.
+
+    The broker answers one that asks for that at once, with the `at` of it as `echo`: the round trip
+    tells how far apart the clocks are (`zkv.alignment`).
+    """
 
     at: float
+    echo: float | None = None
+    ask: bool = False
 
 
 class Waiting(Frozen, frozen=True, tag=35):

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from zkv.alignment import Alignment
+from zkv.entries import Commit, Entry, Grant
 from zkv.errors import ConfigError
 from zkv.policy import SyncPolicy
+from zkv.spans import TURNS, Spans
 from zkv_brokers import router as r
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
 from zkv_net import loop as net
+from zkv_net import tracing
 from zkv_net.sockets import (
     FdSocket,
     bind,
@@ -56,6 +62,8 @@ class BrokerConfig:
     io_threads: int = 1
     record: Path | None = None
     """Where to write down all that is heard, for a replay."""
+    trace: str = ""
+    """The folder that its spans are left in at the end; "": nowhere."""
 
 
 class Broker:
@@ -70,6 +78,7 @@ class Broker:
         self._control: FdSocket | None = None
         self._relay: Relay | None = None
         self._recorder: Recorder | None = None
+        self._spans = tracing.recorder(config.trace)
         self._received_now: list[r.Event] = []
         self._stopped = asyncio.Event()
 
@@ -140,10 +149,14 @@ class Broker:
         assert self.router is not None
         assert self._control is not None
         assert self._relay is not None
-        now = asyncio.get_running_loop().time()
+        # A loop's own time may be that of the beginning of its turn, in whole milliseconds.
+        now = time.monotonic()
         if self._recorder is not None:
             self._recorder.turn(events, now)
-        for action in self.router.turn(events, now):
+        actions = self.router.turn(events, now)
+        if self._spans is not None:
+            turn_spans(self._spans, now, self.router.decided)
+        for action in actions:
             match action:
                 case r.Send(route, frame):
                     self._control.send([route, frame])
@@ -167,7 +180,10 @@ class Broker:
         self._stopped.set()
 
     def close(self) -> None:
-        """Close all sockets in bounded time."""
+        """Close all sockets in bounded time, and end the recording and the trace."""
+        if self._spans is not None:
+            itself, about = Alignment(0.0, 0.0, 0), {"name": self.address, "host": net.host_name()}
+            tracing.write(self.config.trace, "broker", 0, self._spans, itself, about)
         if self._recorder is not None and self.router is not None:
             self._recorder.close(self.router.log.digest)
         if self._control is not None:
@@ -175,6 +191,22 @@ class Broker:
         if self._relay is not None:
             self._relay.close()
         self._context.destroy(linger=LINGER_MS)
+
+
+def turn_spans(spans: Spans, began_s: float, decided: Sequence[Entry]) -> None:
+    """Record a turn that has decided something, and what; seconds of the spans' clock."""
+    if not decided:
+        return
+    now = spans.clock()
+    spans.span(TURNS, "turn", began_s, now, entries=len(decided))
+    for entry in decided:
+        match entry:
+            case Grant(incarnation=incarnation, version=version, group=group):
+                about = {"incarnation": incarnation, "version": version, "group": group}
+                spans.instant(TURNS, "grant", now, **about)
+            case Commit(version=version, group=group, counted=counted):
+                about = {"version": version, "group": group, "of": len(counted)}
+                spans.instant(TURNS, "commit", now, **about)
 
 
 def announced(bound: str, chosen: str | None) -> str:

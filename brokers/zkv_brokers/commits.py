@@ -8,6 +8,7 @@ from zkv import control as c
 from zkv.errors import ProtocolError
 from zkv.optim import clip_factor
 from zkv.optimizer_spec import OptimizerSpec
+from zkv.spans import UPDATES, Spans, flow
 from zkv.wire import MODEL, BlockSpec
 from zkv_brokers.aggregates import Share
 from zkv_brokers.bases import Bases
@@ -18,8 +19,11 @@ from zkv_brokers.store import Store
 class Commits:
     """Applies sets of contributions to this server's blocks."""
 
-    def __init__(self, store: Store, contributions: Contributions) -> None:
+    def __init__(
+        self, store: Store, contributions: Contributions, spans: Spans | None = None
+    ) -> None:
         self.bases = Bases()
+        self.spans = spans
         self._store = store
         self._contributions = contributions
 
@@ -41,7 +45,24 @@ class Commits:
 
     def commit(self, entry: c.Commit, blocks: Sequence[BlockSpec]) -> None:
         """Apply the update, and settle its contributions."""
+        if self.spans is None:
+            self._commit(entry, blocks)
+            return
+        flows = [flow(one.contribution, b.bid) for one in entry.counted for b in blocks]
+        about = {"group": entry.group, "blocks": len(blocks), "of": len(entry.counted)}
+        decoded_s = sum(self._store.decode_s.values())
+        with self.spans.timed(UPDATES, f"sum {entry.version}", into=flows, **about) as more:
+            more["bytes"] = sum(self._nbytes(one, blocks) for one in entry.counted)
+            self._commit(entry, blocks)
+            more["decode_s"] = round(sum(self._store.decode_s.values()) - decoded_s, 6)
 
+    def _nbytes(self, one: c.Counted, blocks: Sequence[BlockSpec]) -> int:
+        """Return what a contribution's blocks take here."""
+        held = self._contributions.open.get(one.contribution)
+        payloads = {} if held is None else held.payloads
+        return sum(payloads[b.bid].nbytes for b in blocks if b.bid in payloads)
+
+    def _commit(self, entry: c.Commit, blocks: Sequence[BlockSpec]) -> None:
         def scale(spec: OptimizerSpec) -> float:
             if entry.square_sum is None or spec.clip_global_norm is None:
                 return 1.0

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zkv import control as c
+from zkv.alignment import RoundTrips
 from zkv.data_messages import Data
 from zkv.dtypes import Array
 from zkv.errors import BrokerLost, ClusterNotReady, VersionMismatch, ZkvError, from_code
 from zkv.link import Link
+from zkv.spans import Spans
 from zkv.wire import open_envelope
 from zkv_brokers.aggregates import by_kid
 from zkv_brokers.grants import ToWorker
@@ -41,6 +43,8 @@ class NodeConfig:
     narrate_every_s: float = 5.0
     broker_lost_s: float = 10.0
     beat_s: float = 0.5
+    asks: bool = False
+    """Whether its beats ask what the broker's clock says."""
     link_resend_s: float = 1.0
 
 
@@ -72,8 +76,8 @@ Action = SendControl | ToWorker | Prepare | Note | Failed
 class Node:
     """One life of one server. `instance` is a number that no other process has.
 
-    `clock` (seconds) tells how long decoding takes. Only figures come of it, so a replay does
-    without.
+    `clock` (seconds) tells how long decoding takes, and `spans` keeps what is done when. Only
+    figures come of them, so a replay does without.
     """
 
     def __init__(
@@ -83,9 +87,12 @@ class Node:
         instance: int,
         now: float,
         clock: Callable[[], float] = lambda: 0.0,
+        spans: Spans | None = None,
     ) -> None:
         self.config = config
-        self.shard = Shard(window_bytes=config.window_bytes, clock=clock)
+        self.shard = Shard(window_bytes=config.window_bytes, clock=clock, spans=spans)
+        self.round_trips = RoundTrips()
+        """Between this server and the broker."""
         self.welcome: c.ServerWelcome | None = None
         self.failed: ZkvError | None = None
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
@@ -135,7 +142,7 @@ class Node:
         if now >= self._next_beat:
             self._next_beat = now + self.config.beat_s
             if self._link.peer:
-                self._link.send(c.Beat(now))
+                self._link.send(c.Beat(now, ask=self.config.asks))
                 self._tell_decoding(now)
         if self.welcome is None:
             self._wait_for_broker(now)
@@ -178,6 +185,7 @@ class Node:
     def _broker_changed(self, now: float) -> None:
         text = f"the broker at {self.config.broker} is a new one; announcing this server again"
         self._out.append(Note("warning", text))
+        self.round_trips = RoundTrips()
         if not self.shard.started:
             self._feed(Reset(), now)
         self._hello()
@@ -187,6 +195,8 @@ class Node:
             case c.Fatal(code=code, reason=reason) | c.Refusal(code=code, reason=reason):
                 self._fail(from_code(code, reason))
                 return
+            case c.Beat(at=at, echo=echo) if echo is not None:
+                self.round_trips.note(echo, at, now)
             case c.ServerWelcome(index=index, servers=servers):
                 self.welcome = message
                 text = f"this is server {index + 1} of {servers}, at {self.config.address}"

@@ -63,6 +63,8 @@ class Router:
             self._prepare,
         )
         self.log = Log(keep=config.keep_log)
+        self.decided: list[c.Entry] = []
+        """What the last turn has written into the log."""
         self.failed: c.Fatal | None = None
         self.door = Door(self)
         self._told: dict[int, str] = {}
@@ -109,6 +111,7 @@ class Router:
             self.groups.draws.circulate(self.groups.model, out)
 
     def _flush(self, out: Decisions) -> list[Action]:
+        self.decided = out.entries
         self.log.extend(out.entries)
         if self.members.complete:
             for server in self.members.servers.values():
@@ -144,8 +147,9 @@ class Router:
                 self.door.knock(peer, message, out)
             case c.ServerHello():
                 self._hello_server(peer, message, out)
-            case c.Beat():
-                pass
+            case c.Beat(at=at, ask=ask):
+                if ask:
+                    self.hub.send(peer, c.Beat(self.hub.now, echo=at))
             case _ if self.hub.is_closing(peer):
                 # It was let go, and had sent this before it knew.
                 pass

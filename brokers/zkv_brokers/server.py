@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from zkv.data_messages import Data, Done, Greet, Push, decode_data, encode_data
+from zkv.data_messages import Block, Data, Done, Got, Greet, Push, decode_data, encode_data
 from zkv.errors import ProtocolError
 from zkv.wire import split_route
 from zkv_brokers import aggregates
@@ -29,6 +29,7 @@ from zkv_brokers.recording import Recorder, digest_of
 from zkv_brokers.shard import Prepare, Shard
 from zkv_codecs.plan import Plan
 from zkv_net import loop as net
+from zkv_net import tracing
 from zkv_net.sockets import FdSocket, bind, connect, new_socket
 
 log = logging.getLogger("zkv.server")
@@ -55,6 +56,8 @@ class ServerConfig:
     io_threads: int = 1
     record: Path | None = None
     """Where to write down all that is heard, for a replay."""
+    trace: str = ""
+    """The folder that its spans are left in at the end; "": nowhere."""
 
 
 class Server:
@@ -72,6 +75,8 @@ class Server:
         self._data: FdSocket | None = None
         self._stopped: asyncio.Future[None] | None = None
         self._recorder: Recorder | None = None
+        self._spans = tracing.recorder(config.trace)
+        self._sends = None if self._spans is None else tracing.Sends(self._spans)
 
     @property
     def shard(self) -> Shard:
@@ -111,9 +116,12 @@ class Server:
             narrate_after_s=config.narrate_after_s,
             narrate_every_s=config.narrate_every_s,
             broker_lost_s=config.broker_lost_s,
+            beat_s=tracing.beat_s(config.trace),
+            asks=bool(config.trace),
         )
         instance, now = net.instance_number(), self._now()
-        self.node = Node(node_config, instance=instance, now=now, clock=time.perf_counter)
+        clock, spans = time.perf_counter, self._spans
+        self.node = Node(node_config, instance=instance, now=now, clock=clock, spans=spans)
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.server(node_config, instance, now)
@@ -133,7 +141,8 @@ class Server:
         self._carry_out(self.node.tick(self._hears("tick")))
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        # A loop's own time may be that of the beginning of its turn, in whole milliseconds.
+        return time.monotonic()
 
     def _from_broker(self, frames: list[zmq.Frame]) -> None:
         if self.node is not None:
@@ -154,6 +163,8 @@ class Server:
             if not self._is_known(message, [frame.bytes for frame in route]):
                 log.warning("dropped a %s that came over another route", type(message).__name__)
                 return
+            if self._sends is not None and isinstance(message, Got):
+                self._sends.got(message)
             now = self._now()
             if self._recorder is not None:
                 content = None if payload is None else payload.tobytes()
@@ -180,6 +191,8 @@ class Server:
                 case SendControl(frame):
                     self._control.send([frame])
                 case ToWorker(incarnation, message, payload):
+                    if self._sends is not None and isinstance(message, Block):
+                        self._sends.block(message, payload)
                     self._send_data(incarnation, encode_data(message), payload)
                 case Prepare(plans):
                     # On a machine that never used these codecs, the loop would be silent so long
@@ -204,6 +217,14 @@ class Server:
         if payload is not None:
             frames.append(payload.view(np.uint8))
         self._data.send(frames)
+
+    def _write_spans(self) -> None:
+        if self._spans is None or self.node is None:
+            return
+        number = -1 if self.node.welcome is None else self.node.welcome.index
+        config, alignment = self.node.config, self.node.round_trips.alignment
+        about = {"name": config.name, "host": config.host}
+        tracing.write(self.config.trace, "server", number, self._spans, alignment, about)
 
     async def serve(self) -> None:
         """Serve until `stop` is called.
@@ -232,7 +253,8 @@ class Server:
             self._stopped.set_result(None)
 
     def close(self) -> None:
-        """Close all sockets in bounded time, and end the recording."""
+        """Close all sockets in bounded time, and end the recording and the trace."""
+        self._write_spans()
         if self._recorder is not None and self.node is not None:
             self._recorder.close(digest_of(self.node.shard))
         for socket in (self._control, self._data):

@@ -20,6 +20,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.optimizer_spec import OptimizerSpec
+from zkv.spans import Spans
 from zkv.staleness import staleness
 from zkv.wire import MODEL, NO_BATCH, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.commits import Commits
@@ -85,10 +86,16 @@ class _Parked:
 class Shard:
     """One server's part of the model. `number` is set by the broker's welcome.
 
-    `clock` is the store's.
+    `clock` is the store's, `spans` that of the commits.
     """
 
-    def __init__(self, *, window_bytes: int, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        window_bytes: int,
+        clock: Callable[[], float] = lambda: 0.0,
+        spans: Spans | None = None,
+    ) -> None:
         self.number = 0
         self.term = 0
         self.index = 0
@@ -97,7 +104,7 @@ class Shard:
         self.layout = Layout()
         self.store = Store(self.layout, clock)
         self.contributions = Contributions()
-        self.commits = Commits(self.store, self.contributions)
+        self.commits = Commits(self.store, self.contributions, spans)
         self.grants = Grants(self.store, window_bytes=window_bytes)
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
@@ -126,7 +133,8 @@ class Shard:
                 self._from_worker(message, payload, out, now)
             case Reset():
                 window, clock = self.grants.window_bytes, self.store.clock
-                self.__init__(window_bytes=window, clock=clock)  # type: ignore[misc]
+                spans = self.commits.spans
+                self.__init__(window_bytes=window, clock=clock, spans=spans)  # type: ignore[misc]
         return out
 
     def turn_over(self, now: float) -> list[Action]:

@@ -98,10 +98,16 @@ class Child:
 
 
 class Children:
-    """The children of one launcher. `notify` is called with events, from several threads."""
+    """The children of one launcher. `notify` is called with events, from several threads.
 
-    def __init__(self, notify: Callable[[Event], None]) -> None:
+    `variables` are in the environment of every child.
+    """
+
+    def __init__(
+        self, notify: Callable[[Event], None], variables: Mapping[str, str] | None = None
+    ) -> None:
         self.notify = notify
+        self._variables = variables or {}
         self.all: list[Child] = []
 
     def start(
@@ -130,7 +136,7 @@ class Children:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **self._variables, **(environment or {})},
             text=True,
             encoding="utf-8",
             errors="replace",

@@ -26,6 +26,7 @@ from zkv_cli.ask import ask_status
 from zkv_cli.children import Child, Children, Ended, Line, Signalled
 from zkv_cli.exits import FAILED, SIGNAL_BASE, say
 from zkv_cli.settings import RunSection, Settings
+from zkv_net import tracing
 from zkv_net.sockets import is_loopback, split_address
 
 WORKER_GRACE_S = 2.0
@@ -41,8 +42,8 @@ TELL_S = 0.5
 class Job:
     """What `zkv run` starts: a command, how many times, and as which ranks of how many.
 
-    `report` is the folder for the workers' files, `table` whether a report is told at the end, and
-    `as_json` whether that is all that standard output gets.
+    `report` is the folder for the workers' files, `table` whether a report is told at the end,
+    `as_json` whether that is all that standard output gets, and `trace` the folder for spans.
     """
 
     command: tuple[str, ...]
@@ -52,6 +53,7 @@ class Job:
     report: Path | None = None
     table: bool = False
     as_json: bool = False
+    trace: Path | None = None
 
     @property
     def ranks(self) -> range:
@@ -165,7 +167,8 @@ def run_job(settings: Settings, job: Job) -> int:
 
 def _run(settings: Settings, job: Job, command: list[str]) -> int:
     events: c.Events = queue.SimpleQueue()
-    children = Children(events.put)
+    traced = {} if job.trace is None else {tracing.VARIABLE: str(job.trace.resolve())}
+    children = Children(events.put, traced)
     c.signals_to(events, children)
     cluster = None
     try:

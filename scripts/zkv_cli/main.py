@@ -13,6 +13,7 @@ from zkv_cli import plan
 from zkv_cli.exits import EPILOG, reporting
 from zkv_cli.replay import replay
 from zkv_cli.simulate import simulate
+from zkv_cli.trace import app as trace
 
 app = typer.Typer(
     name="zkv",
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(plan.app)
+app.add_typer(trace)
 app.command()(replay)
 
 
@@ -131,39 +133,16 @@ def up(flags: o.Flags, config: o.Config = None) -> None:
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-@o.sets(
-    join=(o.JOIN_OR_START,),
-    run=o.RUN,
-    broker=(o.SERVERS, *o.TRAINING, o.RECORD, o.BROKER_BIND, o.ADVERTISE, o.INSECURE),
-    log=o.LOG,
-)
+@o.sets(**o.JOB)
 def run(
     flags: o.Flags,
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="COMMAND...", help="A .py file or a program, and its arguments."),
-    ],
-    count: Annotated[
-        int, typer.Option("-n", "--count", min=1, max=65_535, help="How many workers to start.")
-    ] = 1,
-    first_rank: Annotated[
-        int, typer.Option(min=0, help="RANK of the first worker of this machine.")
-    ] = 0,
-    world: Annotated[
-        int | None, typer.Option(min=1, help="WORLD_SIZE (default: first rank + count).")
-    ] = None,
-    report: Annotated[
-        bool,
-        typer.Option("--report", help="End with a table of what each worker's time has gone into."),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="End with that report as JSON, alone on standard output."),
-    ] = False,
-    report_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder that workers find in ZKV_REPORT, for files that stay."),
-    ] = None,
+    command: o.Command,
+    count: o.Count = 1,
+    first_rank: o.FirstRank = 0,
+    world: o.World = None,
+    report: o.Report = False,
+    as_json: o.AsJson = False,
+    report_dir: o.ReportDir = None,
     config: o.Config = None,
 ) -> None:
     """Run workers, and a broker with servers for them unless a broker is named."""

@@ -74,6 +74,26 @@ LOG = (
     Setting("level", str, ("--log-level",), "debug, info, warning or error (default: info)."),
 )
 
+Command = Annotated[
+    list[str],
+    typer.Argument(metavar="COMMAND...", help="A .py file or a program, and its arguments."),
+]
+Count = Annotated[
+    int, typer.Option("-n", "--count", min=1, max=65_535, help="How many workers to start.")
+]
+FirstRank = Annotated[int, typer.Option(min=0, help="RANK of the first worker of this machine.")]
+World = Annotated[int | None, typer.Option(min=1, help="WORLD_SIZE (default: first rank + count).")]
+Report = Annotated[
+    bool,
+    typer.Option("--report", help="End with a table of what each worker's time has gone into."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="End with that report as JSON, alone on standard output.")
+]
+ReportDir = Annotated[
+    Path | None, typer.Option(help="Folder that workers find in ZKV_REPORT, for files that stay.")
+]
+
 JOIN = Setting(
     "broker", str, ("--broker",), "The broker's address, tcp://HOST:PORT (default: ZKV_BROKER)."
 )
@@ -207,3 +227,11 @@ RUN = (
         "(default: ZKV_WAIT_TIMEOUT_S, else 600).",
     ),
 )
+
+JOB: dict[str, Sequence[Setting]] = {
+    "join": (JOIN_OR_START,),
+    "run": RUN,
+    "broker": (SERVERS, *TRAINING, RECORD, BROKER_BIND, ADVERTISE, INSECURE),
+    "log": LOG,
+}
+"""What a command that runs workers takes."""

@@ -17,6 +17,7 @@ from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
 from zkv_cli.guard import watch_lifeline
 from zkv_cli.settings import BrokerSection, ServerSection, Settings
 from zkv_net import loop as net
+from zkv_net import tracing
 from zkv_net.sockets import is_loopback, split_address
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         codec=section.codec,
         codec_down=section.codec_down,
         record=recording(section.record, "broker"),
+        trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,
         worker_lost_s=section.worker_lost_s,
         server_lost_s=section.server_lost_s,
@@ -69,6 +71,7 @@ def server_config(section: ServerSection, broker: str) -> ServerConfig:
         advertise=section.advertise,
         name=section.name,
         record=recording(section.record, "server"),
+        trace=os.environ.get(tracing.VARIABLE, ""),
         budget_bytes=section.budget,
         connect_timeout_s=section.connect_timeout_s,
         broker_lost_s=section.broker_lost_s,

@@ -177,3 +177,15 @@ def test_a_broker_that_wants_values_which_were_not_offered_is_turned_down() -> N
     bench.say(c.Layout(1, ENTRIES, BLOCKS, True, 1))
     assert [o.level for o in bench.out if isinstance(o, s.Narrate)] == ["warning"]
     assert bench.session.broken is None
+
+
+def test_what_the_wait_before_a_grant_was_for_is_still_known_after_it() -> None:
+    bench = Bench()
+    bench.feed(s.Join(99))
+    bench.say(c.Welcome(0, ME, 0, 1, 1, [], "", "bsp"))
+    for grant, said in ((1, "worker 1 is late"), (2, "")):
+        if said:
+            bench.say(c.Waiting(said))
+        bench.say(c.Granted(0, grant, 0, False, 0, 0, 0, 0, [], 0))
+        requests = bench.session.requests
+        assert (requests.reason, requests.last_reason) == ("", said)

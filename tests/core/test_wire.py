@@ -396,6 +396,8 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Welcome(0, 1048577, 0, 3, 1, [c.ServerAt(0, "s0", "tcp://10.0.0.1:7000")], "", "bsp"),
     c.ServerWelcome(0, 2, 1),
     c.Beat(1.5),
+    c.Beat(2.5, 1.5),
+    c.Beat(1.5, None, True),
     c.Waiting("worker 2 is late"),
     c.Fatal("ServerLost", "server 1 is gone"),
     c.Bye("done"),

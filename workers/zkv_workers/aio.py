@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed, WaitTimeout
 from zkv.pool import Shard
+from zkv_net import tracing
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
@@ -48,7 +49,8 @@ class AsyncBatch(AnyBatch):
         state = self._open
         kids = () if state.cancelled else state.missing(keys or None)
         if kids:
-            waiting = Clock(self._ledger, "wait_s")
+            wanted = faces.named(keys or None)
+            waiting = Clock(self._ledger, "wait_s", "wait for values", keys=wanted)
             try:
                 await self._worker._driver.call(lambda token: s.Await(token, state.number, kids))
             finally:
@@ -122,7 +124,7 @@ class AsyncWorker:
     def __init__(self, config: SessionConfig, route: str) -> None:
         self._config = config
         self._route = route
-        self._ledger = Ledger(keeps=figures.wanted(config))
+        self._ledger = Ledger(keeps=figures.wanted(config), spans=tracing.recorder(config.trace))
         self._encoder = Encoder()
         self._pipeline = Pipeline(bytes_max=config.window_bytes, patience_s=config.wait_timeout_s)
         self._running = Running()
@@ -146,6 +148,7 @@ class AsyncWorker:
             self._pipeline,
             driver.feed,
             lambda event: driver.beside(driver.feed, event),
+            self._ledger.spans,
         )
 
     async def connect(self) -> AsyncWorker:
@@ -155,11 +158,12 @@ class AsyncWorker:
             ClusterNotReady: it is not complete within `connect_timeout_s`; the text says who is
             missing.
         """
-        self._made = Driver(self._config, route=self._route)
+        self._made = Driver(self._config, route=self._route, spans=self._ledger.spans)
         self._made.cancelled = self._running.cancel
         try:
             self._member = await self._made.call(s.Join)
             faces.prepare(self._encoder, self._made, self._member)
+            figures.before_sigterm(self._config, self._member, self._made, self._ledger)
         except BaseException:
             self._made.close()
             raise
@@ -225,14 +229,14 @@ class AsyncWorker:
             yield batch
 
     async def _next_grant(self) -> s.Grant | None:
-        waiting = Clock(self._ledger, "wait_s")
+        waiting = Clock(self._ledger, "wait_s", "wait for a grant")
         grant: s.Grant | None = await self._ask(s.Begin)
-        waiting.stop()
+        waiting.stop(why=self._driver.session.requests.last_reason)
         if grant is not None:
             codecs = (grant.codec, grant.codec_down, grant.chosen)
             if not self._encoder.uses(*codecs):
                 # Kernels that were never compiled on this machine take seconds.
-                await asyncio.to_thread(self._encoder.use, *codecs)
+                await asyncio.to_thread(faces.use_codecs, self._encoder, self._ledger, grant)
         return grant
 
     async def _drained(self) -> None:

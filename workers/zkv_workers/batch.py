@@ -10,9 +10,10 @@ from typing import Any
 
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, Closed, Refused
+from zkv.spans import BATCHES, TRAINING
 from zkv_workers import faces
 from zkv_workers import signals as s
-from zkv_workers.faces import Clock, Key, Ledger
+from zkv_workers.faces import Clock, Key, Ledger, named
 from zkv_workers.model import BatchState, Running, check_weight
 from zkv_workers.outgoing import Outgoing, Outlet
 
@@ -105,7 +106,7 @@ class AnyBatch(ABC):
         state = self._open
         kids = () if state.cancelled else state.missing(keys)
         if kids:
-            waiting = Clock(self._ledger, "wait_s")
+            waiting = Clock(self._ledger, "wait_s", "wait for values", keys=named(keys))
             try:
                 self._wait_for(kids)
             finally:
@@ -160,7 +161,10 @@ class AnyBatch(ABC):
             PushRefused: it has NaN or Inf, which its codec cannot send.
         """
         self._open.check()
-        return self._out.push(key, gradient, lend=lend)
+        if self._ledger.spans is None:
+            return self._out.push(key, gradient, lend=lend)
+        with self._ledger.spans.timed(TRAINING, f"push {key}", batch=self.number):
+            return self._out.push(key, gradient, lend=lend)
 
     def set_weight(self, weight: float) -> None:
         """Say of how many samples this batch is, before the block is left (for local
@@ -188,11 +192,18 @@ class AnyBatch(ABC):
 
     def _settled(self, fate: s.Fate) -> None:
         """Book what became of it."""
+        self._trace(fate.outcome)
         self._ledger.settled(fate, self._open.version, self._spent_s)
         self._encoder.settled(self._open.number, counted=fate.version is not None)
         error = faces.refusal(fate)
         if error is not None:
             self._ledger.refused.append(error)
+
+    def _trace(self, outcome: str) -> None:
+        spans, state = self._ledger.spans, self._state
+        if spans is not None and state is not None:
+            name, now = f"batch {state.number} {outcome}", spans.clock()
+            spans.span(BATCHES, name, state.began, now, version=state.version, clock=state.clock)
 
     def _check_unused(self) -> None:
         if self._entered:
@@ -219,6 +230,7 @@ class AnyBatch(ABC):
     def _withdraw(self) -> None:
         assert self._outgoing is not None
         self._withdrawn = True
+        self._trace("withdrawn")
         self._outgoing.drop()
         # Who has left meanwhile has nothing to withdraw, and an error that left the block matters
         # more.
@@ -240,14 +252,15 @@ class AnyBatch(ABC):
             )
         # What is still encoded of a batch that was withdrawn must not meet another plan.
         self._outlet.pipeline.drain()
-        self._encoder.use(grant.codec, grant.codec_down, grant.chosen)
+        faces.use_codecs(self._encoder, self._ledger, grant)
         self._encoder.begin()
         self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
         self._outgoing = Outgoing(self._outlet, self._state)
 
     def _begin(self) -> None:
         self._entered = True
-        self._computing = Clock(self._ledger, "compute_s")
+        about = {"batch": self.number, "version": self.version}
+        self._computing = Clock(self._ledger, "compute_s", "compute", **about)
 
     def _end(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
         """Leave the block: return what finishes the batch, or None if an exception withdraws it."""

@@ -1,5 +1,4 @@
-"""The blocking worker: for ordinary training loops. Its I/O runs beside them, in a thread of its
-own."""
+"""The blocking worker, for ordinary training loops: its I/O runs beside them, in a thread."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed
 from zkv.pool import Shard
+from zkv_net import tracing
 from zkv_net.loop import loop_factory
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
@@ -88,10 +88,10 @@ class Worker:
 
     def __init__(self, config: SessionConfig, route: str) -> None:
         self._config = config
-        self._ledger = Ledger(keeps=figures.wanted(config))
+        self._ledger = Ledger(keeps=figures.wanted(config), spans=tracing.recorder(config.trace))
         self._encoder = Encoder()
         pipeline = Pipeline(bytes_max=config.window_bytes, patience_s=config.wait_timeout_s)
-        self._outlet = Outlet(self._encoder, pipeline, self._feed, self._feed)
+        self._outlet = Outlet(self._encoder, pipeline, self._feed, self._feed, self._ledger.spans)
         self._running = Running()
         self._pid = os.getpid()
         self._left = False
@@ -102,6 +102,7 @@ class Worker:
             self._driver: Driver = self._on_loop(lambda: self._make_driver(route))
             self._member: s.Membership = self._call(s.Join)
             faces.prepare(self._encoder, self._driver, self._member)
+            figures.before_sigterm(config, self._member, self._driver, self._ledger)
         except BaseException:
             self._left = True
             self._stop()
@@ -109,7 +110,7 @@ class Worker:
         atexit.register(self.close)
 
     async def _make_driver(self, route: str) -> Driver:
-        driver = Driver(self._config, route=route)
+        driver = Driver(self._config, route=route, spans=self._ledger.spans)
         driver.cancelled = self._running.cancel
         return driver
 
@@ -182,8 +183,7 @@ class Worker:
 
     @property
     def world(self) -> int:
-        """How many workers take part, as stated at the start, or as were here when this one
-        joined."""
+        """How many workers take part, as stated at the start, or as were here when it joined."""
         return self._member.world
 
     @property
@@ -249,9 +249,9 @@ class Worker:
             yield batch
 
     def _next_grant(self) -> s.Grant | None:
-        waiting = Clock(self._ledger, "wait_s")
+        waiting = Clock(self._ledger, "wait_s", "wait for a grant")
         grant: s.Grant | None = self._call(s.Begin)
-        waiting.stop()
+        waiting.stop(why=self._driver.session.requests.last_reason)
         return grant
 
     def local(self, h: int) -> Local:

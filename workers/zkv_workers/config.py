@@ -29,4 +29,6 @@ class SessionConfig:
     link_resend_s: float = 1.0
     report: str = ""
     """The folder that its figures are left in at the end; "": nowhere."""
+    trace: str = ""
+    """The folder that its spans are left in at the end; "": nowhere."""
     window_bytes: int = 64 * 1024 * 1024

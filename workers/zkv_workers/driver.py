@@ -7,16 +7,19 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import zmq
 
-from zkv.data_messages import decode_data, encode_data
+from zkv.data_messages import Ack, Push, decode_data, encode_data
 from zkv.errors import Closed, ConfigError, ProtocolError
+from zkv.spans import Spans
 from zkv.wire import split_route
 from zkv_net import loop as net
+from zkv_net import tracing
 from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_address
 from zkv_workers import signals as s
 from zkv_workers.choosing import Traffic
@@ -29,17 +32,28 @@ TICK_S = 0.05
 LINGER_MS = 500
 
 
+def now() -> float:
+    """Return the time in seconds.
+
+    A loop's own may be that of the beginning of its turn, in whole milliseconds.
+    """
+    return time.monotonic()
+
+
 class Driver:
     """Carries out what a session says. All methods must be called on the loop that it was made
     on."""
 
-    def __init__(self, config: SessionConfig, *, route: str = "direct") -> None:
+    def __init__(
+        self, config: SessionConfig, *, route: str = "direct", spans: Spans | None = None
+    ) -> None:
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {', '.join(ROUTES)}")
         net.resolvable(config.broker)
         self.session = Session(config, instance=net.instance_number())
         self.cancelled: Callable[[int], None] = lambda batch: None
         self._route = route
+        self._sends = None if spans is None else tracing.Sends(spans)
         self._loop = asyncio.get_running_loop()
         self._tokens = itertools.count(1)
         self._futures: dict[int, asyncio.Future[Any]] = {}
@@ -54,14 +68,14 @@ class Driver:
             raise
         self._control = FdSocket(socket, self._from_broker)
         self._closed = False
-        self._made_at = self._loop.time()
+        self._made_at = now()
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     @property
     def silent_s(self) -> float:
         """For how long nothing was heard of the broker, in seconds."""
         heard = self.session.heard
-        return self._loop.time() - (self._made_at if heard is None else heard)
+        return now() - (self._made_at if heard is None else heard)
 
     def traffic(self) -> Traffic:
         """Return what this worker's links have carried so far; may be called on any thread."""
@@ -112,18 +126,20 @@ class Driver:
     def feed(self, event: s.Input) -> None:
         """Give the session an input and carry out what it says."""
         if not self._closed:
-            self.session.take(event, self._loop.time())
+            self.session.take(event, now())
             self.flush()
 
     def flush(self) -> None:
         """Carry out what the inputs of this turn led to."""
         if self._closed:
             return
-        for action in self.session.turn_over(self._loop.time()):
+        for action in self.session.turn_over(now()):
             match action:
                 case s.SendControl(frame):
                     self._control.send([frame])
                 case s.SendData(server, message, payload):
+                    if self._sends is not None and isinstance(message, Push):
+                        self._sends.push(server, message, payload)
                     self._send_data(server, encode_data(message), payload)
                 case s.Connect(servers, broker_data):
                     self._connect(dict(servers), broker_data)
@@ -194,8 +210,10 @@ class Driver:
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
             return
+        if self._sends is not None and isinstance(message, Ack):
+            self._sends.acknowledged(message)
         if not self._closed:
-            self.session.take(s.FromServer(message, payload), self._loop.time())
+            self.session.take(s.FromServer(message, payload), now())
 
     def _tick(self) -> None:
         if not self._closed:

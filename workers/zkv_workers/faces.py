@@ -10,6 +10,7 @@ from typing import Any
 from zkv.dtypes import Array, dtype_of, stored_view
 from zkv.errors import PushRefused
 from zkv.layout import check_key
+from zkv.spans import TRAINING, Spans
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.devices import to_host
@@ -46,6 +47,8 @@ class Ledger:
     """(version, staleness, when it was heard of) of each committed batch; seconds of the clock that
     all processes of a machine share."""
     began: float = field(default_factory=time.time)
+    spans: Spans | None = None
+    """Where it is also written down when each thing was done, if that is wanted."""
 
     def settled(self, fate: s.Fate, base: int, spent_s: float) -> None:
         """Note what became of a batch that was computed on version `base` for `spent_s`."""
@@ -127,6 +130,16 @@ def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:
     encoder.traffic = driver.traffic
 
 
+def use_codecs(encoder: Encoder, ledger: Ledger, grant: s.Grant) -> None:
+    """Encode as a grant says from now on; compiling what that needs takes seconds at times."""
+    codecs = (grant.codec, grant.codec_down, grant.chosen)
+    if ledger.spans is None or encoder.uses(*codecs):
+        encoder.use(*codecs)
+        return
+    with ledger.spans.timed(TRAINING, "prepare codecs", codec=grant.codec):
+        encoder.use(*codecs)
+
+
 def last_accounts(encoder: Encoder, driver: Driver) -> s.Report | None:
     """Return what the broker is still to be told of codecs when a worker leaves."""
     accounts = encoder.to_tell(driver.session.layout, now=True)
@@ -190,14 +203,25 @@ def refusal(fate: s.Fate) -> PushRefused | None:
     return PushRefused(fate.why) if fate.outcome == "discarded" else None
 
 
+def named(keys: Sequence[Key] | None) -> str:
+    """Return keys as words for a trace; None: all of them."""
+    return "all" if keys is None else ", ".join(map(str, keys))
+
+
 class Clock:
-    """Adds the time between `start` and `stop` to a ledger's field."""
+    """Adds the time from its making to `stop` to a ledger's field, and to its spans as `what`."""
 
-    def __init__(self, ledger: Ledger, name: str) -> None:
-        self._ledger, self._name, self._since = ledger, name, time.monotonic()
+    def __init__(self, ledger: Ledger, name: str, what: str, **about: Any) -> None:
+        self._ledger, self._name, self._what, self._about = ledger, name, what, about
+        self._since = time.monotonic()
 
-    def stop(self, but_for_s: float = 0.0) -> float:
+    def stop(self, but_for_s: float = 0.0, **about: Any) -> float:
         """Add the seconds since this clock was made, without those, and return them."""
-        spent = time.monotonic() - self._since - but_for_s
+        now = time.monotonic()
+        spent = now - self._since - but_for_s
         setattr(self._ledger, self._name, getattr(self._ledger, self._name) + spent)
+        if self._ledger.spans is not None:
+            about |= self._about | ({"without_waits_s": round(spent, 6)} if but_for_s else {})
+            told = {name: value for name, value in about.items() if value != ""}
+            self._ledger.spans.span(TRAINING, self._what, self._since, now, **told)
         return spent

@@ -15,6 +15,7 @@ from zkv.dtypes import Array, dtype_of, stored_view
 from zkv.errors import Cancelled, ConfigError, UnknownKey
 from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
+from zkv_net import tracing
 from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.devices import to_host
@@ -307,6 +308,7 @@ def session_config(
     unique = f"{host}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
     role = "observer" if observer else "worker"
     default = f"{role}-{rank}" if rank >= 0 else f"{role}-{unique}"
+    trace = os.environ.get(tracing.VARIABLE, "")
     config = SessionConfig(
         name=options.get("name") or os.environ.get("ZKV_NAME") or default,
         broker=address,
@@ -318,7 +320,9 @@ def session_config(
         connect_timeout_s=_number(options.get("connect_timeout_s"), ("ZKV_CONNECT_TIMEOUT_S",), 60),
         wait_timeout_s=_number(options.get("wait_timeout_s"), ("ZKV_WAIT_TIMEOUT_S",), 600),
         narrate_after_s=_number(options.get("narrate_after_s"), ("ZKV_NARRATE_AFTER_S",), 2.0),
+        beat_s=tracing.beat_s(trace),
         report=os.environ.get("ZKV_REPORT", ""),
+        trace=trace,
     )
     tuned: Any = {name: value for name, value in options.items() if name in TUNING}
     route = options.get("route") or os.environ.get("ZKV_ROUTE") or "direct"

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zkv.dtypes import Array
+from zkv.spans import ENCODER, TRAINING, Spans
 from zkv_workers import signals as s
-from zkv_workers.encoding import Encoder
+from zkv_workers.encoding import Encoder, Sealed
 from zkv_workers.model import BatchState
 from zkv_workers.packing import Full, Key
 from zkv_workers.pipeline import Pipeline
@@ -30,6 +31,7 @@ class Outlet:
     pipeline: Pipeline
     feed: Callable[[s.Input], None]
     feed_beside: Callable[[s.Input], None]
+    spans: Spans | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Outgoing:
         state, encoder = self.state, self.outlet.encoder
         block = state.layout.blocks[full.bid]
         if full.sealed is not None or not encoder.takes_long(state.layout, block):
-            sealed = state.packer.seal(full)
+            sealed = self._seal(full, TRAINING)
             self.outlet.feed(s.SendBlock(state.number, full.bid, sealed))
             return False
         if not (full.own or lend):
@@ -96,7 +98,7 @@ class Outgoing:
             if self.dropped or state.cancelled or self.error is not None:
                 return
             try:
-                sealed = state.packer.seal(full)
+                sealed = self._seal(full, ENCODER)
             except Exception as error:
                 # Nobody is there to hear it: the batch's end says it.
                 self.error = error
@@ -105,6 +107,15 @@ class Outgoing:
 
         self.outlet.pipeline.put(job, full.values.nbytes)
         return True
+
+    def _seal(self, full: Full, track: str) -> Sealed:
+        packer, spans = self.state.packer, self.outlet.spans
+        if spans is None or full.sealed is not None:
+            return packer.seal(full)
+        with spans.timed(track, f"encode {full.bid}", batch=self.state.number) as about:
+            sealed = packer.seal(full)
+            about |= {"codec": sealed.codec, "bytes": sealed.payload.nbytes}
+        return sealed
 
     # --- lent arrays -------------------------------------------------------------------------
 

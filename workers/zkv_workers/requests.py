@@ -29,6 +29,8 @@ class Requests:
 
     def __init__(self, config: SessionConfig) -> None:
         self.reason = ""
+        self.last_reason = ""
+        """Why the wait before the newest grant was one; "" if it was not explained."""
         self.owing = ""
         self.leaving = 0
         self.initialised = False

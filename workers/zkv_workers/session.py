@@ -10,6 +10,7 @@ from __future__ import annotations
 from zkv import control as c
 from zkv import data_messages as d
 from zkv import errors
+from zkv.alignment import RoundTrips
 from zkv.control import encode_packet
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError, ZkvError
@@ -52,6 +53,8 @@ class Session:
             ask_s=config.resend_s,
             answer=self._answer,
         )
+        self.round_trips = RoundTrips()
+        """Between this worker and the broker."""
         self._barrier = 0
         self._next_beat = 0.0
         self._out: list[s.Output] = []
@@ -220,6 +223,7 @@ class Session:
             self._refused(token, errors.BrokerLost(f"{broker} is a new one; push again"))
         self.downloads.clear()
         self.layout.clear()
+        self.round_trips = RoundTrips()
         self.member, self.requests.initialised = None, False
         self._hello()
         self._told.inside = False
@@ -248,8 +252,9 @@ class Session:
         match message:
             case c.Welcome():
                 self._welcome(message)
-            case c.Beat():
-                pass
+            case c.Beat(at=at, echo=echo):
+                if echo is not None:
+                    self.round_trips.note(echo, at, self.now)
             case c.Waiting(reason=reason):
                 self.requests.reason = reason
             case c.Layout():
@@ -327,7 +332,7 @@ class Session:
         self._send_pulls()
 
     def _granted(self, message: c.Granted) -> None:
-        self.requests.reason = ""
+        self.requests.last_reason, self.requests.reason = self.requests.reason, ""
         self.incoming.granted(message, self.now)
         self._begun()
 
@@ -355,7 +360,7 @@ class Session:
         if self.now >= self._next_beat:
             self._next_beat = self.now + self.config.beat_s
             if self._link.peer:
-                self._link.send(c.Beat(self.now))
+                self._link.send(c.Beat(self.now, ask=bool(self.config.trace)))
             self._greet()
         if self.member is not None:
             self._out += self.downloads.overdue(self.member.incarnation, self.now)
