@@ -17,6 +17,7 @@ from zkv_brokers import reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
+from zkv_brokers.rules import Rules
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -36,6 +37,16 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
         ],
         data_address=router.config.data_address,
         policy=str(router.policy),
+    )
+
+
+def rules(router: Router) -> Rules:
+    """Return what the model's group has to know of the settings in force."""
+    return Rules(
+        capacity=capacity(router),
+        clips=router.model_spec.clip_global_norm is not None,
+        staleness=router.staleness,
+        coding=router.coding,
     )
 
 

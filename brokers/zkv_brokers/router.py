@@ -29,7 +29,6 @@ from zkv_brokers.hub import Note as Note
 from zkv_brokers.hub import Send as Send
 from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
-from zkv_brokers.rules import Rules
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Received as Received
@@ -288,12 +287,7 @@ class Router:
 
     def _prepare(self, model: Group) -> None:
         """Set what the model's group has to know before anybody is granted anything."""
-        model.rules = Rules(
-            capacity=requests.capacity(self),
-            clips=self.model_spec.clip_global_norm is not None,
-            staleness=self.staleness,
-            coding=self.coding,
-        )
+        model.rules = requests.rules(self)
 
     def _begin(self, out: Decisions) -> None:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
