@@ -41,6 +41,8 @@ class Groups:
     """Who starts again together after a barrier that has let somebody out."""
     _rested: set[int] = field(default_factory=set)
     """Who was let out by the present barrier."""
+    _let_out: dict[int, set[int]] = field(default_factory=dict)
+    """Incarnations that a barrier has let out of plain keys' groups, by group."""
     _next: int = 1
 
     @property
@@ -148,8 +150,13 @@ class Groups:
         do: who takes part in a round must not depend on who is first at the barrier, or the sums
         would differ from run to run. Only when all the others wait for them are they let out.
         """
+        if not any(w.barrier_token for w in self.members.workers.values()):
+            return
+        for number, plain in self.by_number.items():
+            if number != MODEL:
+                self._pause_plain(number, plain, out)
         group = self.model
-        if group is None or not any(w.barrier_token for w in self.members.workers.values()):
+        if group is None:
             return
         resting = [w for w in self.members.training() if w.barrier_token and self._takes_part(w)]
         if group.sync.policy.threshold is None and not self._all_wait_for(resting):
@@ -157,6 +164,42 @@ class Groups:
         for worker in resting:
             if not group.unfinished(worker.incarnation):
                 self._rest(group, worker, out)
+
+    def _pause_plain(self, number: int, group: Group, out: Decisions) -> None:
+        """Let those in a barrier out of a plain key's group, if somebody waits for them alone.
+
+        Whoever pushes the key would wait for a push of theirs, and they for it in the barrier.
+        """
+        here = [
+            w for w in self.members.training() if group.incarnations.get(w.number) == w.incarnation
+        ]
+        resting = [w for w in here if w.barrier_token and not group.unfinished(w.incarnation)]
+        there = {worker.number for worker in resting}
+        others = [group.sync.waiting(w.number) for w in here if w.number not in there]
+        if any(one is not None and one.on and set(one.on) <= there for one in others):
+            for worker in resting:
+                group.pause(worker.number, out)
+                self._let_out.setdefault(number, set()).add(worker.incarnation)
+
+    def come_back(self, out: Decisions, *, together: bool = False) -> None:
+        """Who is in no barrier any more takes part in all plain keys again.
+
+        `together`: a barrier has opened. Then all begin the next round at once, or those who were
+        let out would be one round behind the others for ever.
+        """
+        training = self.members.training()
+        for number, who in list(self._let_out.items()):
+            group = self.by_number[number]
+            free = [w for w in training if not w.barrier_token]
+            back = {w.number: w.incarnation for w in free if together or w.incarnation in who}
+            for worker in training if together else ():
+                here = group.incarnations.get(worker.number) == worker.incarnation
+                if here and worker.number in back and not group.unfinished(worker.incarnation):
+                    group.pause(worker.number, out)
+            group.join(back, out)
+            self._let_out[number] = {w.incarnation for w in training} & who - set(back.values())
+            if not self._let_out[number]:
+                del self._let_out[number]
 
     def _rest(self, group: Group, worker: Worker, out: Decisions) -> None:
         self._rested.add(worker.incarnation)
@@ -182,6 +225,7 @@ class Groups:
     def barrier_opened(self, out: Decisions) -> None:
         """All go on together: if the barrier has let somebody out, the next round is for all
         again."""
+        self.come_back(out, together=True)
         group = self.model
         if group is None or group.sync.policy.threshold is not None:
             self._rested.clear()

@@ -195,6 +195,7 @@ class Router:
             case c.Begin():
                 self.groups.draws.check_begin(worker)
                 worker.barrier_token = 0  # It has given its barrier up (interrupt, time-out).
+                self.groups.come_back(out)
                 self.groups.begun.add(worker.incarnation)
                 self._begin(out)
             case c.Plain(key=key):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crew import crew, ones, work, zeros
-from harness import cluster
+from harness import Cluster, cluster, until
 
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
@@ -97,3 +97,32 @@ async def test_more_keys_can_be_added_while_training() -> None:
         batch = await work(workers[0])
         assert await batch.wait() == "committed"
         assert (await workers[0].pull("w")).tolist() == [-2.0] * 3
+
+
+@pytest.mark.parametrize("policy", ["bsp", "k-bsp:2", "ssp:0", "asp"])
+async def test_a_barrier_and_the_push_of_a_plain_key_do_not_wait_for_each_other(
+    policy: str,
+) -> None:
+    """Worker 0 pushes a key and then goes to the barrier in which worker 1 waits."""
+    options = {"plain": True, "rule": "sgd:lr=1"}
+    async with (
+        cluster(1, policy_text=policy) as made,
+        crew(made, 2, {"n": zeros()}, init_options=options) as (one, two),
+    ):
+        for turn in range(1, 4):
+            if turn > 1:  # Out of the barrier, both take part again.
+                pushed = [worker.push("n", ones()) for worker in (one, two)]
+                assert await asyncio.gather(*pushed) == ["committed"] * 2
+            waiting = asyncio.ensure_future(two.barrier())
+            await until(lambda: barriers(made) == 1, what="that worker 1 is in the barrier")
+            assert await one.push("n", ones()) == "committed"
+            await one.barrier()
+            await waiting
+        total = await one.pull("n")
+    assert total.tolist() == [-7.0] * 3
+
+
+def barriers(made: Cluster) -> int:
+    """How many workers wait in a barrier."""
+    assert made.broker.router is not None
+    return sum(bool(w.barrier_token) for w in made.broker.router.members.training())
