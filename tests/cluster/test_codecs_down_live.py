@@ -170,7 +170,8 @@ async def test_evaluation_reads_the_exact_parameters() -> None:
         crew(made, 2, {"w": noise(0)}) as workers,
     ):
         for turn in range(2):
-            await asyncio.gather(*(work(worker, noise(turn)) for worker in workers))
+            batches = await asyncio.gather(*(work(worker, noise(turn)) for worker in workers))
+            await asyncio.gather(*(batch.wait() for batch in batches))
         read, pulled = await workers[0].evaluate(), await workers[1].pull("w")
         assert read.version == version(made)
         assert read.params["w"].tobytes() == pulled.tobytes()
