@@ -74,7 +74,8 @@ class Codec:
         self, packed: Packed, state: State, seed: int, backend: Backend = NUMPY
     ) -> tuple[Encoded, State]:
         """Encode a dense array; return what is sent and the next state. `state` stays as it is."""
-        sent, state = self.chain.encode(packed, state, seed, backend)
+        given = packed if packed.room is None else replace(packed, room=None)
+        sent, state = self.chain.encode(given, state, seed, backend)
         return Encoded(self.chain, sent), state
 
     def restore(self, now: State, old: State, new: State) -> State:
@@ -119,7 +120,7 @@ class ErrorFeedback(Codec):
         """See `Codec.encode`."""
         residual, *own = state
         sent, left, kept = self.chain.encode_residual(packed, residual, tuple(own), seed, backend)
-        return Encoded(self.chain, sent), (left, *kept)
+        return Encoded(self.chain, replace(sent, room=None)), (left, *kept)
 
     def restore(self, now: State, old: State, new: State) -> State:
         """See `Codec.restore`."""

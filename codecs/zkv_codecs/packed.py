@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -59,6 +59,9 @@ class Packed:
     before: Sizes | None = None
     """What went into a lossless stage. Not on the wire: a receiver knows it from the stages before
     that one, and sets it, and so bounds what is decompressed."""
+    room: Array | None = field(default=None, compare=False, repr=False)
+    """Memory that nobody needs, best such as was used a moment ago: what error feedback leaves may
+    be written there. It does not go on with what is sent."""
 
     @property
     def count(self) -> int:
@@ -93,6 +96,19 @@ def dense(array: Array) -> Packed:
     with np.errstate(over="ignore"):
         flat = array.reshape(-1).astype(np.float32, order="C", copy=False)
     return Packed(flat, tuple(array.shape))
+
+
+def room_for(packed: Packed, backend: Backend) -> Array:
+    """Return an array of the values' size and dtype to write to: the room that came, or a new one.
+
+    A residual goes through memory once; where it is written to lines that are in a cache, they are
+    not read first.
+    """
+    room, values = packed.room, packed.values
+    if room is not None and (room.shape, room.dtype) == (values.shape, values.dtype):
+        return room
+    fresh: Array = backend.xp.empty_like(values)
+    return fresh
 
 
 def taken_back(now: Array, old: Array, new: Array) -> Array:
