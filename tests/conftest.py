@@ -21,10 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = [ROOT, *(ROOT / name for name in ("codecs", "workers", "brokers", "scripts"))]
 
 # The machine's load decides how long an example takes, so no profile has a deadline. `ci` draws the
-# same examples each time: a red run there is a red run everywhere. `nightly` looks for new ones.
+# same examples each time: a red run there is a red run everywhere. `few` draws some of them, for
+# another Python; `nightly` looks for new ones.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=100, **_COMMON)
 settings.register_profile("ci", max_examples=100, derandomize=True, print_blob=True, **_COMMON)
+settings.register_profile("few", max_examples=25, derandomize=True, print_blob=True, **_COMMON)
 settings.register_profile("nightly", max_examples=2000, print_blob=True, **_COMMON)
 settings.load_profile(os.environ.get("ZKV_HYPOTHESIS", "ci" if os.environ.get("CI") else "dev"))
 
