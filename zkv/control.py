@@ -152,6 +152,10 @@ class Status(Frozen, frozen=True, tag=50):
     token: UInt
 
 
+KEYS_TOLD_MAX = 256
+"""Keys that a worker or a server tells of, those that cost most: a status is to be read."""
+
+
 class Account(Frozen, frozen=True):
     """What encoding one key has saved and cost one worker since it joined."""
 
@@ -272,7 +276,7 @@ class Granted(Frozen, frozen=True, tag=73):
     codec_down: Text = "none"
     """How the values of later grants will come."""
     chosen: Text = ""
-    """The codec that stands for `bits:...` in that plan for now; "" if the plan has none."""
+    """The codec that stands for `bits:...` in that plan at present; "" if the plan has none."""
 
 
 class Exhausted(Frozen, frozen=True, tag=78):

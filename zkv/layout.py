@@ -8,7 +8,7 @@ small keys. A group is a set of keys with one version: the model (group 0), or o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zkv.dtypes import DTYPES, DType
@@ -175,6 +175,21 @@ class Layout:
             if block.segments
             else DTYPES["uint8"]
         )
+
+    def spread(self, of_blocks: Mapping[int, float]) -> dict[int, float]:
+        """Spread a figure of each block (by number) over its keys (by number), by their elements.
+
+        Blocks that are gone, as their keys have moved out, are left out.
+        """
+        found: dict[int, float] = {}
+        for bid, figure in of_blocks.items():
+            block = self.blocks.get(bid)
+            if block is None:
+                continue
+            for segment in block.segments:
+                part = (segment.stop - segment.start) / max(1, block.size)
+                found[segment.kid] = found.get(segment.kid, 0.0) + figure * part
+        return found
 
     def block_bytes(self, block: BlockSpec) -> int:
         """Return the bytes of a block's values."""

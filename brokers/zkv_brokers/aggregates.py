@@ -9,13 +9,12 @@ Knows no values that are trained, no rules, no log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zkv.dtypes import Array, DType, widen
-from zkv.layout import Layout
 from zkv.staleness import Staleness
 from zkv.sums import tree_sum, weighted
 from zkv.wire import BlockSpec, Segment
@@ -258,16 +257,3 @@ def spans(block: BlockSpec) -> Iterator[tuple[Segment, int, int]]:
         stop = start + segment.stop - segment.start
         yield segment, start, stop
         start = stop
-
-
-def by_kid(layout: Layout, of_blocks: Mapping[int, float]) -> dict[int, float]:
-    """Spread a figure of each block over its keys (by number), by their elements."""
-    found: dict[int, float] = {}
-    for bid, figure in of_blocks.items():
-        block = layout.blocks.get(bid)
-        if block is None:  # Its keys have moved out.
-            continue
-        for segment in block.segments:
-            part = (segment.stop - segment.start) / max(1, block.size)
-            found[segment.kid] = found.get(segment.kid, 0.0) + figure * part
-    return found

@@ -17,9 +17,6 @@ from zkv_codecs.auto import Auto
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import Plan, plan
 
-ACCOUNTS_MAX = 256
-"""Keys that a worker or a server tells of, the largest ones: a status is to be read."""
-
 
 def _never() -> float:
     return 0.0
@@ -72,21 +69,21 @@ class Coding:
         """A worker's figures."""
         mine = self._accounts.setdefault(incarnation, {})
         for one in accounts:
-            if one.kid in mine or len(mine) < ACCOUNTS_MAX:
+            if one.kid in mine or len(mine) < c.KEYS_TOLD_MAX:
                 mine[one.kid] = one
 
     def decoding(self, server: int, seconds: Iterable[tuple[int, float]]) -> None:
         """A server's figures."""
         mine = self._decoding.setdefault(server, {})
         for kid, spent in seconds:
-            if kid in mine or len(mine) < ACCOUNTS_MAX:
+            if kid in mine or len(mine) < c.KEYS_TOLD_MAX:
                 mine[kid] = spent
 
     def left(self, incarnation: int) -> None:
         """A worker is gone: its figures stay, but for what it kept back."""
         for kid, one in self._accounts.pop(incarnation, {}).items():
             before = self._gone.get(kid)
-            if before is None and len(self._gone) >= ACCOUNTS_MAX:
+            if before is None and len(self._gone) >= c.KEYS_TOLD_MAX:
                 continue
             self._gone[kid] = c.Account(
                 kid,

@@ -18,13 +18,12 @@ from zkv.errors import BrokerLost, ClusterNotReady, VersionMismatch, ZkvError, f
 from zkv.link import Link
 from zkv.spans import Spans
 from zkv.wire import open_envelope
-from zkv_brokers.aggregates import by_kid
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.shard import Action as ShardAction
 from zkv_brokers.shard import Event, FromBroker, FromWorker, Prepare, Reset, Shard, ToBroker
 
-DECODING_EVERY_S, DECODING_KEYS_MAX = 5.0, 256
-"""How often the broker is told what decoding has cost, and of how many keys at most."""
+DECODING_EVERY_S = 5.0
+"""How often the broker is told what decoding has cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +159,8 @@ class Node:
         spent = self.shard.store.decode_s
         if now >= self._next_decoding and spent:
             self._next_decoding = now + DECODING_EVERY_S
-            by_cost = sorted(by_kid(self.shard.layout, spent).items(), key=lambda one: -one[1])
-            self._link.send(c.Decoding(by_cost[:DECODING_KEYS_MAX]))
+            by_cost = sorted(self.shard.layout.spread(spent).items(), key=lambda one: -one[1])
+            self._link.send(c.Decoding(by_cost[: c.KEYS_TOLD_MAX]))
 
     def stop(self, why: str, now: float) -> list[Action]:
         """Say goodbye."""

@@ -92,7 +92,7 @@ class Store:
         self.layout = layout
         self.clock = clock
         self.decode_s: dict[int, float] = {}
-        """Seconds spent on decoding what workers have pushed, by block; `by_kid` spreads them."""
+        """Seconds spent on decoding what workers have pushed, by block."""
         self.settings = Settings.default()
         self.blocks: dict[int, BlockState] = {}
         self.backend = fastest()

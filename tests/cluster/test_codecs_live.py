@@ -15,7 +15,6 @@ from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
 from zkv.errors import PushRefused, Refused
 from zkv.sums import weighted_mean
-from zkv_brokers.aggregates import by_kid
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.packed import dense
 from zkv_codecs.spec import codec
@@ -239,7 +238,7 @@ async def test_stats_and_status_say_what_a_codec_saves() -> None:
         assert worker.stats()["bytes_up"] == 20_000 + 16 + 5080 + 16
         assert (await worker.status())["codec"] == "int8+ef"
         assert model(made).rules.coding.up.text == "int8+ef"
-        timed = [by_kid(one.shard.layout, one.shard.store.decode_s) for one in made.servers]
+        timed = [one.shard.layout.spread(one.shard.store.decode_s) for one in made.servers]
         assert [kid for times in timed for kid in times] == [worker._driver.session.layout.kid("w")]
         assert all(seconds > 0 for times in timed for seconds in times.values())
 

@@ -25,7 +25,7 @@ from zkv.staleness import staleness
 from zkv.sums import tree_sum, weighted
 from zkv.wire import MODEL, SEEDS, BlockSpec, ContributionId, KeyEntry, KeySpec, Segment
 from zkv_brokers import aggregates
-from zkv_brokers.aggregates import FEW, Aggregation, Share, SparseSum, by_kid
+from zkv_brokers.aggregates import FEW, Aggregation, Share, SparseSum
 from zkv_brokers.shard import FromBroker, FromWorker, Reset, Shard
 from zkv_brokers.store import Settings, Store
 from zkv_codecs.backend import NUMPY, Backend, fastest
@@ -393,10 +393,10 @@ def test_decoding_is_timed_by_block_and_told_by_key() -> None:
     )
     # And into the sum. The block that came as it is has none.
     assert shard.store.decode_s == {0: 2.0}
-    assert by_kid(shard.layout, shard.store.decode_s) == {0: 1.5, 1: 0.5}
+    assert shard.layout.spread(shard.store.decode_s) == {0: 1.5, 1: 0.5}
     shard.handle(FromBroker(c.Log(1, 4, [c.Regroup(1, 4, 9)])), 0.0)
     assert shard.store.decode_s == {0: 1.5, 9: 0.5}
-    assert by_kid(shard.layout, shard.store.decode_s) == {0: 1.5, 1: 0.5}
+    assert shard.layout.spread(shard.store.decode_s) == {0: 1.5, 1: 0.5}
     shard.store.drop(9)
     assert shard.store.decode_s == {0: 1.5}
     # A shard that begins anew has the same clock.

@@ -12,7 +12,7 @@ from single_blocks import layout, spec
 from zkv import control as c
 from zkv.layout import Layout
 from zkv.wire import MODEL, ContributionId
-from zkv_brokers.coding import ACCOUNTS_MAX, Coding
+from zkv_brokers.coding import Coding
 from zkv_brokers.decisions import Arrival
 from zkv_codecs.bits import Heuristic, Observation
 from zkv_codecs.bits_learned import Learned
@@ -171,6 +171,6 @@ def test_books_are_bounded_and_keys_that_nobody_knows_are_left_out() -> None:
         made.decoding(incarnation, [(kid, 0.1) for kid in range(600)])
         made.left(incarnation)
     assert [row["key"] for row in made.books(there)] == ["w"]
-    assert len(made._gone) == ACCOUNTS_MAX
-    assert all(len(one) == ACCOUNTS_MAX for one in made._decoding.values())
+    assert len(made._gone) == c.KEYS_TOLD_MAX
+    assert all(len(one) == c.KEYS_TOLD_MAX for one in made._decoding.values())
     assert np.isfinite(made.books(there)[0]["decode_s"])

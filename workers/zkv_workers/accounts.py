@@ -13,8 +13,6 @@ from zkv_workers.memories import Memories
 
 EVERY_S, SHARE = 1.0, 0.02
 """How often the broker is told; less often if putting the books together takes a larger share."""
-KEYS_MAX = 256
-"""Keys that the broker is told of, the largest ones."""
 
 
 @dataclass(slots=True)
@@ -75,30 +73,26 @@ class Accounts:
         return found
 
     def latest(self, layout: Layout) -> list[c.Account]:
-        """Return the accounts of the keys of most bytes, 256 at most."""
-        return sorted(self._by_key(layout).values(), key=lambda one: -one.before)[:KEYS_MAX]
+        """Return the accounts of the keys of most bytes, `KEYS_TOLD_MAX` of them."""
+        found = sorted(self._by_key(layout).values(), key=lambda one: -one.before)
+        return found[: c.KEYS_TOLD_MAX]
 
     def _by_key(self, layout: Layout) -> dict[int, c.Account]:
-        sums: dict[int, list[float]] = {}
-        last: dict[int, Account] = {}
-        for bid, account in list(self.by_block.items()):
-            block, square = layout.blocks[bid], self.memories.by_block[bid].square()
-            of_block = (account.bytes_before, account.bytes_after, account.encode_s, square)
-            for segment in block.segments:
-                part = (segment.stop - segment.start) / max(1, block.size)
-                row = sums.setdefault(segment.kid, [0.0] * len(of_block))
-                for at, value in enumerate(of_block):
-                    row[at] += value * part
-                last[segment.kid] = account
+        blocks = {bid: one for bid, one in self.by_block.items() if bid in layout.blocks}
+        last = {kid: one for bid, one in blocks.items() for kid in layout.blocks[bid].kids}
+        before = layout.spread({bid: one.bytes_before for bid, one in blocks.items()})
+        after = layout.spread({bid: one.bytes_after for bid, one in blocks.items()})
+        spent_s = layout.spread({bid: one.encode_s for bid, one in blocks.items()})
+        kept = layout.spread({bid: self.memories.by_block[bid].square() for bid in blocks})
         return {
             kid: c.Account(
                 kid,
-                last[kid].codec,
-                round(before),
-                round(after),
-                spent_s,
-                math.sqrt(square),
-                "" if (unit := last[kid].unit) is None else unit.why,
+                one.codec,
+                round(before[kid]),
+                round(after[kid]),
+                spent_s[kid],
+                math.sqrt(kept[kid]),
+                "" if one.unit is None else one.unit.why,
             )
-            for kid, (before, after, spent_s, square) in sums.items()
+            for kid, one in last.items()
         }

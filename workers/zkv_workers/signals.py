@@ -229,7 +229,7 @@ class Grant:
     codec_down: str = "none"
     """How the values of later grants will come."""
     chosen: str = ""
-    """The codec that stands for `bits:...` in that plan for now."""
+    """The codec that stands for `bits:...` in that plan at present."""
 
 
 @dataclass(frozen=True, slots=True)
