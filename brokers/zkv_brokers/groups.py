@@ -153,7 +153,8 @@ class Groups:
         if not any(w.barrier_token for w in self.members.workers.values()):
             return
         for number, plain in self.by_number.items():
-            if number != MODEL:
+            # Who waits has pushed, or is ahead of others; there may be thousands of these groups.
+            if number != MODEL and (plain.arrivals or plain.sync.policy.slack is not None):
                 self._pause_plain(number, plain, out)
         group = self.model
         if group is None:
