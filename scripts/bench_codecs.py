@@ -5,8 +5,8 @@ machine disturbs both alike.
 
 What is timed is what a worker's encoding thread does. An array is cut into blocks of 1 MiB as a
 worker cuts it, and copied block by block, as `batch.push` does before it returns: that copy is not
-timed. Each block is encoded into memory that the codec allocates, but for a residual, which goes to
-where the block before was, as in `zkv_workers.encoding`. A worker keeps an encoded block until it
+timed. Each block is encoded into memory that the codec allocates, but for a residual, which is written
+over that copy, as in `zkv_workers.encoding`. A worker keeps an encoded block until it
 is acknowledged, with a window of them in flight: so here the blocks of the last turn are kept, 64
 MiB of them at most, and older ones go back to the allocator. It keeps what a codec remembered
 before a batch until that batch is settled: so here old residuals are kept until the next turn
@@ -86,7 +86,6 @@ class Subject:
         self.in_flight_bytes = 0
         self.before: list[State] = []
         self.own: list[Any] = []
-        self.room: Any = None
         warm(self.codec.chain, backend)
         self.prepare()
         self.sent = [self._block(at) for at in range(len(self.blocks))]
@@ -100,11 +99,8 @@ class Subject:
     def _block(self, at: int) -> Encoded:
         """Encode one block; what the codec remembers goes on."""
         self.before.append(self.states[at])
-        given = replace(dense(self.own[at]), room=self.room)
+        given = replace(dense(self.own[at]), own=True)
         encoded, self.states[at] = self.codec.encode(given, self.states[at], at, self.backend)
-        kept = (encoded.packed.values, *self.states[at])
-        shared = any(np.may_share_memory(given.values, one) for one in kept)
-        self.room = None if shared else given.values
         return encoded
 
     def encode(self) -> None:

@@ -89,7 +89,7 @@ class Chain(Stage):
         if not exact and first.kind != "sparsify":
             return Stage.encode_residual(self, packed, residual, state, seed, backend)
         sent, left, state = first.encode_residual(packed, residual, state, seed, backend)
-        sent = replace(sent, room=None)
+        sent = replace(sent, own=False)
         if exact:
             return rest.encode(sent, (), seed, backend)[0], left, state
         # What a quantizer cuts off belongs to the elements that were chosen.

@@ -74,7 +74,7 @@ class Codec:
         self, packed: Packed, state: State, seed: int, backend: Backend = NUMPY
     ) -> tuple[Encoded, State]:
         """Encode a dense array; return what is sent and the next state. `state` stays as it is."""
-        given = packed if packed.room is None else replace(packed, room=None)
+        given = replace(packed, own=False) if packed.own else packed
         sent, state = self.chain.encode(given, state, seed, backend)
         return Encoded(self.chain, sent), state
 
@@ -120,7 +120,7 @@ class ErrorFeedback(Codec):
         """See `Codec.encode`."""
         residual, *own = state
         sent, left, kept = self.chain.encode_residual(packed, residual, tuple(own), seed, backend)
-        return Encoded(self.chain, replace(sent, room=None)), (left, *kept)
+        return Encoded(self.chain, replace(sent, own=False)), (left, *kept)
 
     def restore(self, now: State, old: State, new: State) -> State:
         """See `Codec.restore`."""
@@ -181,7 +181,7 @@ class Dgc(Codec):
         u, v, count = state
         chain = self.chain_at(int(count))
         u = u * np.float32(self.momentum) + packed.values
-        moved = replace(packed, values=u)
+        moved = replace(packed, values=u, own=False)
         sent, left, _ = chain.encode_residual(moved, v, (), seed, backend)
         first = chain.stages[0]
         chosen = Chain(chain.stages[1:]).decode(sent, backend)

@@ -59,9 +59,9 @@ class Packed:
     before: Sizes | None = None
     """What went into a lossless stage. Not on the wire: a receiver knows it from the stages before
     that one, and sets it, and so bounds what is decompressed."""
-    room: Array | None = field(default=None, compare=False, repr=False)
-    """Memory that nobody needs, best such as was used a moment ago: what error feedback leaves may
-    be written there. It does not go on with what is sent."""
+    own: bool = field(default=False, compare=False, repr=False)
+    """Whether `values` may be written over once they are encoded: by what error feedback leaves of
+    them. It does not go on with what is sent."""
 
     @property
     def count(self) -> int:
@@ -98,16 +98,15 @@ def dense(array: Array) -> Packed:
     return Packed(flat, tuple(array.shape))
 
 
-def room_for(packed: Packed, backend: Backend) -> Array:
-    """Return an array of the values' size and dtype to write to: the room that came, or a new one.
+def left_over(packed: Packed, backend: Backend) -> Array:
+    """Return the array that what is left of `packed` is written to: its own values, or a new one.
 
-    A residual goes through memory once; where it is written to lines that are in a cache, they are
-    not read first.
+    Written over, a line of memory is read and written once; another one would be read besides.
+    On a device a kernel's threads may still read what others have written over.
     """
-    room, values = packed.room, packed.values
-    if room is not None and (room.shape, room.dtype) == (values.shape, values.dtype):
-        return room
-    fresh: Array = backend.xp.empty_like(values)
+    if packed.own and backend.xp is np:
+        return packed.values
+    fresh: Array = backend.xp.empty_like(packed.values)
     return fresh
 
 
@@ -187,7 +186,8 @@ class Stage(ABC):
         `packed.values`. Stages override this where one kernel does it all in one pass.
         """
         values = packed.values if residual is None else packed.values + residual
-        sent, state = self.encode(replace(packed, values=values), state, seed, backend)
+        given = replace(packed, values=values, own=False)
+        sent, state = self.encode(given, state, seed, backend)
         return sent, values - self.decode(sent, backend).values, state
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:

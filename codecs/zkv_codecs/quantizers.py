@@ -9,7 +9,7 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
-from zkv_codecs.packed import ELEMENTS_MAX, Packed, Sizes, Stage, State, room_for
+from zkv_codecs.packed import ELEMENTS_MAX, Packed, Sizes, Stage, State, left_over
 
 BLOCK = 256
 """Elements that share a scale: 0.125 bits of scale per element."""
@@ -65,7 +65,7 @@ class BlockQuantizer(Stage):
         if residual is None:
             residual = backend.xp.zeros_like(packed.values)
         codes, scales = self._outputs(packed, backend)
-        left = room_for(packed, backend)
+        left = left_over(packed, backend)
         self._kernel("encode_residual", backend)(
             packed.values, residual, self.block, codes, scales, left
         )

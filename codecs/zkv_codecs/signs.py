@@ -17,7 +17,7 @@ import numpy as np
 from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
 from zkv_codecs.blocks import checked, counted
-from zkv_codecs.packed import Packed, Sizes, Stage, State, room_for, taken_back
+from zkv_codecs.packed import Packed, Sizes, Stage, State, left_over, taken_back
 
 BLOCK = 256
 """Elements that share a scale: 0.125 bits of scale per element."""
@@ -64,7 +64,7 @@ class _Means(Stage):
             # CuPy fills with 0.0 whatever equals it.
             residual = -backend.xp.zeros_like(packed.values)
         bits, scales = self._outputs(packed, backend)
-        left = room_for(packed, backend)
+        left = left_over(packed, backend)
         encode = getattr(backend.family("signs"), f"{self.name}_encode_residual")
         encode(packed.values, residual, self.block, bits, scales, left)
         return _sent(packed, bits, scales), left, state

@@ -18,7 +18,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv_codecs.backend import Backend
 from zkv_codecs.kernels.numpy_sparse import round_keys, stride_of
-from zkv_codecs.packed import Packed, Sizes, Stage, State, room_for
+from zkv_codecs.packed import Packed, Sizes, Stage, State, left_over
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -265,7 +265,7 @@ def _left(packed: Packed, residual: Array | None, backend: Backend) -> tuple[Arr
     """Return the residual, zeros if there is none yet, and room for the next one."""
     if residual is None:
         residual = backend.xp.zeros_like(packed.values)
-    return residual, room_for(packed, backend)
+    return residual, left_over(packed, backend)
 
 
 def _check_ratio(name: str, ratio: float) -> None:

@@ -17,7 +17,7 @@ from zkv.dtypes import Array
 from zkv_codecs.backend import Backend
 from zkv_codecs.blocks import checked, counted
 from zkv_codecs.kernels.numpy_random import folded
-from zkv_codecs.packed import Packed, Sizes, Stage, State, room_for
+from zkv_codecs.packed import Packed, Sizes, Stage, State, left_over
 
 QSGD_BLOCK = 512
 TERNARY_BLOCK = 256
@@ -188,7 +188,7 @@ class Ternary(Stage):
         if residual is None:
             residual = backend.xp.zeros_like(packed.values)
         codes, scales = self._outputs(packed, backend)
-        left = room_for(packed, backend)
+        left = left_over(packed, backend)
         backend.family("random").ternary_encode_residual(
             packed.values, residual, self.block, codes, scales, left
         )

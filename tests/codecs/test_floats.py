@@ -354,3 +354,21 @@ def test_texts_and_equality() -> None:
 def test_a_block_out_of_range_is_refused(block: object) -> None:
     with pytest.raises(ValueError, match=rf"sfp16: a block of {block!r} .* from 1 to 1048576"):
         ScaledFp16(block)  # type: ignore[arg-type]
+
+
+def test_float16_by_instruction_and_by_integers_are_the_same() -> None:
+    """Every float16, and the floats around every one that a float16 ends or begins at."""
+    floats = pytest.importorskip("zkv_codecs.kernels.numba_floats")
+    if not floats.has_instruction():
+        pytest.skip("this CPU has no instruction for float16, or Numba compiles for another one")
+    codes = np.arange(2**16, dtype=np.uint16)
+    numbers = codes[np.isfinite(codes.view(np.float16))]
+    for one in numbers:
+        given = floats.half_value_by_integers(one)
+        assert floats.half_value_by_instruction(one).hex() == given.hex()
+    exact = numbers.view(np.float16).astype(np.float32)
+    halves = exact.view(np.uint32)[:, None] + np.array([0xFFF, 0x1000, 0x1001], np.uint32)
+    special = np.array([np.nan, np.inf, -np.inf, 65519.9, 65520, 1e9, -1e9, 1e-45], np.float32)
+    for value in (*exact[::7], *halves.view(np.float32).reshape(-1)[::11], *special):
+        expected = floats.half_bits_by_integers(value)
+        assert floats.half_bits_by_instruction(value) == expected, value

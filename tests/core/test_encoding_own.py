@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from single_blocks import layout, spec
 
-from zkv_codecs.backend import NUMPY, fastest
+from zkv_codecs.backend import NUMPY, Backend
 from zkv_codecs.packed import Packed, dense
 from zkv_codecs.spec import codec
 from zkv_workers.encoding import Encoder
@@ -20,8 +20,8 @@ Array = np.ndarray[Any, Any]
 SIZE, BLOCKS = 1500, 3
 
 
-def noise(seed: int) -> Array:
-    return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+def noise(seed: int, size: int = SIZE) -> Array:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
 
 
 @given(
@@ -59,37 +59,41 @@ def test_what_is_sent_and_remembered_is_the_same_whoever_owns_the_values(
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("text", [*REMEMBERING, *PLAIN])
-def test_room_decides_nothing_but_where_a_residual_lies(text: str) -> None:
-    """Whatever is in it before, and of whatever size it is."""
-    one, backend = codec(text), fastest()
-    for size in (1, 300, SIZE):
-        values = noise(3)[:size]
-        state = one.start((size,))
-        _, state = one.encode(dense(values), state, 1, backend)
-        before = [array.copy() for array in state]
-        expected, left = one.encode(Packed(values, (size,)), state, 2, backend)
-        for room in (np.full(size, np.nan, np.float32), np.full(size + 1, np.nan, np.float32)):
-            sent, kept = one.encode(Packed(values, (size,), room=room), state, 2, backend)
-            assert sent.packed.room is None
+def test_whose_the_values_are_decides_nothing_but_where_a_residual_lies(
+    text: str, kernels: str
+) -> None:
+    """Over random values and flat ones, for which a sample misleads, and with a tail."""
+    if kernels == "numba":
+        pytest.importorskip("numba")
+    one, backend = codec(text), Backend(kernels)
+    for size in (1, 300, 2 * SIZE, 70_001):
+        peak = np.where(np.arange(size) % 97 == 5, 3.0, 1.0).astype(np.float32)
+        for values in (noise(3, size), np.ones(size, np.float32), peak):
+            state = one.start((size,))
+            _, state = one.encode(dense(values), state, 1, backend)
+            before = [array.copy() for array in state]
+            expected, left = one.encode(Packed(values, (size,)), state, 2, backend)
+            ours = values.copy()
+            sent, kept = one.encode(Packed(ours, (size,), own=True), state, 2, backend)
+            assert not sent.packed.own
             np.testing.assert_array_equal(sent.packed.values, expected.packed.values)
-            for ours, theirs in zip(kept, left, strict=True):
-                np.testing.assert_array_equal(ours, theirs)
-        for now, then in zip(state, before, strict=True):
-            np.testing.assert_array_equal(now, then)
+            for mine, theirs in zip(kept, left, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            for now, then in zip(state, before, strict=True):
+                np.testing.assert_array_equal(now, then)
 
 
-def test_a_residual_lies_where_the_block_before_was() -> None:
-    there = layout(*(spec(f"w{at}", SIZE) for at in range(BLOCKS)))
+@pytest.mark.parametrize("text", ["int8+ef", "onebit+ef", "topk:0.01+ef"])
+def test_a_residual_is_written_over_values_that_are_ours_and_no_others(text: str) -> None:
+    there = layout(spec("w0", SIZE))
     one = Encoder(seed=1, backend=NUMPY)
-    one.use("int8+ef;small=0")
-    given_values = [noise(at) for at in range(BLOCKS)]
-    for at, values in enumerate(given_values):
-        one.encode(there, there.blocks[at], values, 1, own=True)
-    residuals = [one.memories.by_block[at].state[0] for at in range(BLOCKS)]
-    assert residuals[1] is given_values[0]
-    assert residuals[2] is given_values[1]
-    assert one._room is given_values[2]
+    one.use(f"{text};small=0")
+    for own in (True, False, True):
+        values = noise(own)
+        one.encode(there, there.blocks[0], values, 1, own=own)
+        assert np.shares_memory(one.memories.by_block[0].state[0], values) is own
 
 
 def test_what_travels_as_it_is_is_never_written_to() -> None:

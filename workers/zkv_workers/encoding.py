@@ -23,7 +23,7 @@ from zkv_codecs.auto import Auto
 from zkv_codecs.backend import Backend, fastest
 from zkv_codecs.feedback import Codec
 from zkv_codecs.frames import to_payload
-from zkv_codecs.packed import State, dense, seed_of
+from zkv_codecs.packed import dense, seed_of
 from zkv_codecs.plan import NONE, Plan, plan, suited
 from zkv_codecs.spec import codec
 from zkv_workers import devices
@@ -76,8 +76,6 @@ class Encoder:
     _chooser: Chooser | None = None
     _ways: dict[int, _Way] = field(default_factory=dict)
     """By block, with the keys that it had then: one of them may move out."""
-    _room: Array | None = None
-    """The values of the block before, if they were ours: in a cache still, and needed by nobody."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Two blocks of a batch may be encoded on two threads; one after the other."""
 
@@ -215,25 +213,19 @@ class Encoder:
             return Sealed(values if own else devices.own(values, values))
         if owed is not None:
             given = replace(given, values=given.values + owed)
+        # A chooser looks at what was given after it was encoded.
+        if where == devices.HOST and way.unit is None:
+            given = replace(given, own=own or not np.may_share_memory(given.values, values))
         began = time.perf_counter()
         old, seed = memory.state, seed_of(self.seed, batch, block.bid + 1)
         backend = self.backend if where == devices.HOST else devices.CUDA
-        room, self._room = self._room if where == devices.HOST else None, None
-        encoded, memory.state = codec.encode(replace(given, room=room), old, seed, backend)
+        encoded, memory.state = codec.encode(given, old, seed, backend)
         self.memories.keep(batch, Step(block.bid, codec, old, memory.state, owed))
         form, payload = to_payload(encoded, backend)
         payload = payload if own else devices.own(payload, values)
-        spare = values if own else room
-        if spare is not None and where == devices.HOST and not _kept(spare, payload, memory.state):
-            self._room = spare
         spent_s = time.perf_counter() - began
         account.add(codec.text, values.nbytes, payload.nbytes, spent_s)
         if way.unit is not None and self._chooser is not None:
             kept = codec.carried(memory.state)
             self._chooser.encoded(way.unit, codec, given, kept, payload.nbytes, spent_s)
         return Sealed(payload, encoded.chain.text, form)
-
-
-def _kept(spare: Array, payload: Array, state: State) -> bool:
-    """Return whether what is sent or remembered may lie in this memory."""
-    return any(np.may_share_memory(spare, one) for one in (payload, *state))

@@ -29,6 +29,17 @@ as its bit 0 or 7. No two of the 64 bits that are added fall on one place, so no
 
 
 @part
+def plus(x: Array, e: Array, out: Array) -> None:
+    """Write x + e to `out`, which may be x: loops over two arrays that are one do not vectorise."""
+    if out.ctypes.data == x.ctypes.data:
+        for i in range(out.size):
+            out[i] = out[i] + e[i]
+    else:
+        for i in range(x.size):
+            out[i] = x[i] + e[i]
+
+
+@part
 def block_sums(terms: Array, block: int, sums: Array) -> None:
     """Write the sum of each whole block of `terms`, by halving; `terms` is written over."""
     for at in range(sums.size):

@@ -1,14 +1,22 @@
 """Narrow floats in Numba: the functions of `numpy_floats`, bit for bit, in one pass over memory.
 
-Floats are narrowed with integer arithmetic, which is exact, the same on every CPU, and vectorises:
-LLVM's own conversion to float16 crashes where the CPU has no instruction for it. In all of them
+Floats are narrowed with integer arithmetic, which is exact, the same on every CPU, and vectorises.
+Where the CPU has an instruction for float16 that is used; LLVM's conversion crashes where it has
+none. In all of them
 `u` are the bits of a magnitude; what is a normal number in the narrow format is rounded by adding
 to its bits, and the others by an addition that moves them to the end of a float32.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numba
 import numpy as np
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.extending import intrinsic
 
 from zkv.dtypes import Array
 from zkv_codecs.kernels.numba_types import F4, F4_IN, INT, U2, U2_IN, helper, kernel, part
@@ -26,7 +34,7 @@ HALF_TOP, HALF_MIN = HALF_MAX.view(np.uint32), np.float32(2.0**-14).view(np.uint
 
 
 @helper
-def half_bits(value: np.float32) -> np.uint16:
+def half_bits_by_integers(value: np.float32) -> np.uint16:
     """Return float16 bits, clipped to ±65504."""
     bits = np.float32(value).view(np.uint32)
     u = np.uint32(bits & MAGNITUDE)
@@ -43,8 +51,9 @@ def half_bits(value: np.float32) -> np.uint16:
 
 
 @helper
-def half_value(code: np.uint32) -> np.float32:
+def half_value_by_integers(half: np.uint16) -> np.float32:
     """Return the value of float16 bits."""
+    code = np.uint32(half)
     u = np.uint32(code & np.uint32(0x7FFF))
     bits = np.uint32(np.uint32(u << np.uint32(13)) + REBIAS)
     small = np.float32(np.int32(u)) * np.float32(2.0**-24)
@@ -54,6 +63,59 @@ def half_value(code: np.uint32) -> np.float32:
         bits = np.uint32(bits + REBIAS)
     sign = np.uint32(np.uint32(code & np.uint32(0x8000)) << np.uint32(16))
     return np.uint32(bits | sign).view(np.float32)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _narrowed(context: Any, value: Any) -> Any:
+    """Return the bits of a float32 that is rounded to float16."""
+    del context, value
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _widened(context: Any, half: Any) -> Any:
+    """Return the value of float16 bits."""
+    del context, half
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+@helper
+def half_bits_by_instruction(value: np.float32) -> np.uint16:
+    """Return float16 bits, clipped to ±65504."""
+    bits = np.float32(value).view(np.uint32)
+    u = np.uint32(bits & MAGNITUDE)
+    code = np.uint16(_narrowed(np.uint32(min(u, HALF_TOP)).view(np.float32)))
+    if u > INFINITY:
+        code = np.uint16(0x7E00)
+    return np.uint16(code | np.uint16(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000)))
+
+
+@helper
+def half_value_by_instruction(half: np.uint16) -> np.float32:
+    """Return the value of float16 bits."""
+    value: np.float32 = _widened(half)
+    return value
+
+
+def has_instruction() -> bool:
+    """Return whether the CPU that is compiled for converts float16 (F16C), and LLVM compiles."""
+    if numba.config.DISABLE_JIT or numba.config.CPU_NAME or numba.config.CPU_FEATURES:
+        return False
+    return bool(get_host_cpu_features().get("f16c", False))
+
+
+half_bits = half_bits_by_instruction if has_instruction() else half_bits_by_integers
+half_value = half_value_by_instruction if has_instruction() else half_value_by_integers
 
 
 @kernel(F4_IN, U2)
@@ -67,7 +129,7 @@ def fp16_encode(x: Array, codes: Array) -> None:
 def fp16_decode(codes: Array, out: Array) -> None:
     """See `numpy_floats.fp16_decode`."""
     for i in range(codes.size):
-        out[i] = half_value(np.uint32(codes[i]))
+        out[i] = half_value(codes[i])
 
 
 @kernel(U2_IN, "f8", F4)
@@ -75,7 +137,7 @@ def fp16_add(codes: Array, weight: float, total: Array) -> None:
     """See `numpy_floats.fp16_add`."""
     by = np.float32(weight)
     for i in range(codes.size):
-        total[i] = total[i] + half_value(np.uint32(codes[i])) * by
+        total[i] = total[i] + half_value(codes[i]) * by
 
 
 @helper
@@ -208,7 +270,7 @@ def sfp16_decode(codes: Array, scales: Array, block: int, out: Array) -> None:
         ys = out[at * block : (at + 1) * block]
         a, b = scales[2 * at] * ONE_HALF, scales[2 * at + 1] * ONE_HALF
         for i in range(qs.size):
-            y = half_value(np.uint32(qs[i])) * b + a
+            y = half_value(qs[i]) * b + a
             ys[i] = y + y
 
 
@@ -221,5 +283,5 @@ def sfp16_add(codes: Array, scales: Array, block: int, weight: float, total: Arr
         ys = total[at * block : (at + 1) * block]
         a, b = scales[2 * at] * ONE_HALF, scales[2 * at + 1] * ONE_HALF
         for i in range(qs.size):
-            y = half_value(np.uint32(qs[i])) * b + a
+            y = half_value(qs[i]) * b + a
             ys[i] = ys[i] + (y + y) * by

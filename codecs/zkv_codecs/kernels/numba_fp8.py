@@ -36,13 +36,13 @@ def absmax_of(x: Array) -> np.float32:
 
 
 @part
-def added(x: Array, e: Array, out: Array) -> np.float32:
-    """Write x + e to `out`, and return its largest magnitude."""
+def added(x: Array, e: Array, t: Array) -> np.float32:
+    """Write x + e to `t`, and return its largest magnitude."""
     largest = np.uint32(0)
     for i in range(x.size):
-        t = np.float32(x[i] + e[i])
-        out[i] = t
-        u = np.uint32(np.float32(t).view(np.uint32) & MAGNITUDE)
+        total = np.float32(x[i] + e[i])
+        t[i] = total
+        u = np.uint32(np.float32(total).view(np.uint32) & MAGNITUDE)
         if u > largest:
             largest = u
     return np.uint32(largest).view(np.float32)
@@ -103,8 +103,10 @@ def fp8_e4m3_encode_residual(
     x: Array, e: Array, block: int, codes: Array, scales: Array, out: Array
 ) -> None:
     """See `numpy_fp8.fp8_e4m3_encode_residual`."""
+    sums = np.empty(min(block, x.size), np.float32)
     for at in range(scales.size):
-        ts = out[at * block : (at + 1) * block]
+        rs = out[at * block : (at + 1) * block]
+        ts = sums[: rs.size]
         qs = codes[at * block : (at + 1) * block]
         absmax = added(x[at * block : (at + 1) * block], e[at * block :], ts)
         factor, scale = factor_and_scale(absmax, E4M3_MIN, E4M3_TOP)
@@ -112,7 +114,7 @@ def fp8_e4m3_encode_residual(
         for i in range(ts.size):
             code = e4m3_bits(ts[i] * factor)
             qs[i] = code
-            ts[i] = ts[i] - e4m3_value(code) * scale
+            rs[i] = ts[i] - e4m3_value(code) * scale
 
 
 @kernel(U1_IN, F4_IN, INT, F4)
@@ -183,8 +185,10 @@ def fp8_e5m2_encode_residual(
     x: Array, e: Array, block: int, codes: Array, scales: Array, out: Array
 ) -> None:
     """See `numpy_fp8.fp8_e5m2_encode_residual`."""
+    sums = np.empty(min(block, x.size), np.float32)
     for at in range(scales.size):
-        ts = out[at * block : (at + 1) * block]
+        rs = out[at * block : (at + 1) * block]
+        ts = sums[: rs.size]
         qs = codes[at * block : (at + 1) * block]
         absmax = added(x[at * block : (at + 1) * block], e[at * block :], ts)
         factor, scale = factor_and_scale(absmax, E5M2_MIN, E5M2_TOP)
@@ -192,7 +196,7 @@ def fp8_e5m2_encode_residual(
         for i in range(ts.size):
             code = e5m2_bits(ts[i] * factor)
             qs[i] = code
-            ts[i] = ts[i] - e5m2_value(code) * scale
+            rs[i] = ts[i] - e5m2_value(code) * scale
 
 
 @kernel(U1_IN, F4_IN, INT, F4)

@@ -4,6 +4,8 @@ Slices instead of index ranges, so that the loops vectorise; read-only inputs in
 that an array over a received frame does not compile a kernel again. What Numba would widen to 64
 bits is cut back to 32 at once, or half of each vector would go unused. Where an index is computed,
 it is unsigned: a signed one may count from the end, and the check for that keeps a loop scalar.
+What is left may be written over x (`packed.left_over`), and a loop over two arrays that are one
+stays scalar too: sums stand in an array of their own, which is small enough to stay near.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ def absmax_bits(x: Array) -> np.int32:
 
 
 @part
-def added(x: Array, e: Array, out: Array) -> np.int32:
-    """Write x + e to `out`, and return the bits of its largest magnitude."""
+def added(x: Array, e: Array, t: Array) -> np.int32:
+    """Write x + e to `t`, and return the bits of its largest magnitude."""
     largest = np.int32(0)
     for i in range(x.size):
-        t = np.float32(x[i] + e[i])
-        out[i] = t
-        magnitude = np.int32(np.float32(t).view(np.int32) & MAGNITUDE)
+        total = np.float32(x[i] + e[i])
+        t[i] = total
+        magnitude = np.int32(np.float32(total).view(np.int32) & MAGNITUDE)
         if magnitude > largest:
             largest = magnitude
     return largest
@@ -89,8 +91,10 @@ def int8_encode_residual(
 ) -> None:
     """See `numpy_ints.int8_encode_residual`."""
     scale_bits = scales.view(np.int32)
+    sums = np.empty(min(block, x.size), np.float32)
     for at in range(scales.size):
-        ts = out[at * block : (at + 1) * block]
+        rs = out[at * block : (at + 1) * block]
+        ts = sums[: rs.size]
         qs = codes[at * block : (at + 1) * block]
         scale_bits[at] = added(x[at * block : (at + 1) * block], e[at * block :], ts)
         factor, scale = factor_and_scale(scales[at], TOP8)
@@ -98,7 +102,7 @@ def int8_encode_residual(
         for i in range(ts.size):
             shifted = np.float32(ts[i] * factor) + TO_INT
             qs[i] = np.int8(np.float32(shifted).view(np.int32))
-            ts[i] = ts[i] - (shifted - TO_INT) * scale
+            rs[i] = ts[i] - (shifted - TO_INT) * scale
 
 
 @kernel(I1_IN, F4_IN, INT, F4)
@@ -167,8 +171,10 @@ def int4_encode_residual(
 ) -> None:
     """See `numpy_ints.int4_encode_residual`."""
     scale_bits = scales.view(np.int32)
+    sums = np.empty(min(block, x.size), np.float32)
     for at in range(scales.size):
-        ts = out[at * block : (at + 1) * block]
+        rs = out[at * block : (at + 1) * block]
+        ts = sums[: rs.size]
         qs = codes[at * (block // 2) : (at + 1) * (block // 2)]
         scale_bits[at] = added(x[at * block : (at + 1) * block], e[at * block :], ts)
         factor, scale = factor_and_scale(scales[at], TOP4)
@@ -178,12 +184,12 @@ def int4_encode_residual(
             a = np.float32(ts[first] * factor) + TO_INT
             b = np.float32(ts[first + ONE] * factor) + TO_INT
             qs[i] = nibble(a) | np.uint8(nibble(b) << np.uint8(4))
-            ts[first] = ts[first] - (a - TO_INT) * scale
-            ts[first + ONE] = ts[first + ONE] - (b - TO_INT) * scale
+            rs[first] = ts[first] - (a - TO_INT) * scale
+            rs[first + ONE] = ts[first + ONE] - (b - TO_INT) * scale
         if ts.size % 2:
             a = np.float32(ts[-1] * factor) + TO_INT
             qs[-1] = nibble(a)
-            ts[-1] = ts[-1] - (a - TO_INT) * scale
+            rs[-1] = ts[-1] - (a - TO_INT) * scale
 
 
 @kernel(U1_IN, F4_IN, INT, F4)
@@ -279,8 +285,10 @@ def uint8_encode_residual(
     x: Array, e: Array, block: int, codes: Array, scales: Array, out: Array
 ) -> None:
     """See `numpy_ints.uint8_encode_residual`."""
+    sums = np.empty(min(block, x.size), np.float32)
     for at in range(scales.size // 2):
-        ts = out[at * block : (at + 1) * block]
+        rs = out[at * block : (at + 1) * block]
+        ts = sums[: rs.size]
         qs = codes[at * block : (at + 1) * block]
         added(x[at * block : (at + 1) * block], e[at * block :], ts)
         low, high = extremes(ts)
@@ -288,7 +296,7 @@ def uint8_encode_residual(
         scales[2 * at], scales[2 * at + 1] = step, lower
         uint8_codes(ts, factor, lower, qs)
         for i in range(ts.size):
-            ts[i] = ts[i] - (np.float32(qs[i]) + lower) * step
+            rs[i] = ts[i] - (np.float32(qs[i]) + lower) * step
 
 
 @kernel(U1_IN, F4_IN, INT, F4)

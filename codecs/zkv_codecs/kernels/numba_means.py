@@ -13,6 +13,7 @@ from zkv_codecs.kernels.numba_blocks import (
     SPREAD_LOW,
     block_sums,
     gather,
+    plus,
     run_sum,
     signs,
     spread,
@@ -59,7 +60,7 @@ def onebit_encode(x: Array, block: int, bits: Array, scales: Array) -> None:
 
 
 @part
-def _onebit_sums(x: Array, e: Array, flags: Array, lanes: Array, scales: Array, out: Array) -> None:
+def _onebit_sums(x: Array, e: Array, flags: Array, lanes: Array, scales: Array, t: Array) -> None:
     """Write sums, flags and the means of whole blocks of 256: all that needs x and e, in one loop.
 
     It goes through the four quarters of a block at once, which are the first two steps of halving.
@@ -73,7 +74,7 @@ def _onebit_sums(x: Array, e: Array, flags: Array, lanes: Array, scales: Array, 
             b, c, d = a + np.uint64(64), a + np.uint64(128), a + np.uint64(192)
             ta, tb = np.float32(x[a] + e[a]), np.float32(x[b] + e[b])
             tc, td = np.float32(x[c] + e[c]), np.float32(x[d] + e[d])
-            out[a], out[b], out[c], out[d] = ta, tb, tc, td
+            t[a], t[b], t[c], t[d] = ta, tb, tc, td
             flags[a] = np.uint8(ta.view(np.uint32) >> np.uint32(31))
             flags[b] = np.uint8(tb.view(np.uint32) >> np.uint32(31))
             flags[c] = np.uint8(tc.view(np.uint32) >> np.uint32(31))
@@ -84,20 +85,21 @@ def _onebit_sums(x: Array, e: Array, flags: Array, lanes: Array, scales: Array, 
 
 @part
 def _onebit_whole(x: Array, e: Array, bits: Array, scales: Array, out: Array) -> None:
-    """Encode whole blocks of 256 in pieces of two, which are written twice while they are near."""
+    """Encode whole blocks of 256 in pieces of two, whose sums stay near."""
     flags, lanes = np.empty(512, np.uint8), np.empty(64, np.float32)
+    sums = np.empty(512, np.float32)
     eights = flags.view(np.uint64)
     for start in range(0, x.size, 512):
         rs = out[start : start + 512]
         ss = scales[start >> 8 : (start + 512) >> 8]
-        _onebit_sums(x[start : start + 512], e[start : start + 512], flags, lanes, ss, rs)
+        _onebit_sums(x[start : start + 512], e[start : start + 512], flags, lanes, ss, sums)
         gather(eights, GATHER_LOW, bits[start >> 3 : (start + 512) >> 3])
         for at in range(ss.size):
             first = np.uint64(at) * np.uint64(256)
             scale = ss[at]
             for j in range(256):
                 i = first + np.uint64(j)
-                rs[i] = rs[i] - math.copysign(scale, rs[i])
+                rs[i] = sums[i] - math.copysign(scale, sums[i])
 
 
 @kernel(F4_IN, F4_IN, INT, U1, F4, F4)
@@ -115,8 +117,7 @@ def onebit_encode_residual(
         ts = out[start : start + GROUP]
         bs = bits[start >> 3 : (start + GROUP) >> 3]
         ss = scales[start // block : (start + GROUP) // block]
-        for i in range(xs.size):
-            ts[i] = xs[i] + es[i]
+        plus(xs, es, ts)
         _onebit(ts, block, flags, terms, bs, ss)
         for at in range(ss.size):
             rs = ts[at * block : (at + 1) * block]
@@ -210,8 +211,7 @@ def twomeans_encode_residual(
         ts = out[start : start + GROUP]
         bs = bits[start >> 3 : (start + GROUP) >> 3]
         ss = scales[2 * start // block : 2 * (start + GROUP) // block]
-        for i in range(xs.size):
-            ts[i] = xs[i] + es[i]
+        plus(xs, es, ts)
         _twomeans(ts, block, flags, terms, bs, means, ss)
         for at in range(ss.size >> 1):
             rs = ts[at * block : (at + 1) * block]

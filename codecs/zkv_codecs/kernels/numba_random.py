@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zkv.dtypes import Array
-from zkv_codecs.kernels.numba_blocks import GROUP, block_sums, largest_bits
+from zkv_codecs.kernels.numba_blocks import GROUP, block_sums, largest_bits, plus
 from zkv_codecs.kernels.numba_types import F4, F4_IN, I1, INT, U1, U1_IN, U4, helper, kernel, part
 from zkv_codecs.kernels.numpy_blocks import LARGEST, SCALE_MIN
 from zkv_codecs.kernels.numpy_random import (
@@ -211,8 +211,7 @@ def ternary_encode_residual(
         ss = scales[start // block : (start + GROUP) // block]
         bits = ss.view(np.int32)
         pairs[xs.size & -4 : (xs.size + 3) & -4] = 0
-        for i in range(xs.size):
-            group[i] = xs[i] + es[i]
+        plus(xs, es, group)
         for at in range(ss.size):
             ts = group[at * block : (at + 1) * block]
             marks = pairs[at * block : (at + 1) * block]

@@ -18,6 +18,7 @@ import numpy as np
 from numba import types
 
 from zkv.dtypes import Array
+from zkv_codecs.kernels.numba_blocks import plus
 from zkv_codecs.kernels.numba_types import F4, F4_IN, INT, U1, U2, U4, U4_IN, helper, kernel
 from zkv_codecs.kernels.numpy_sparse import SAMPLE_MAX, SAMPLE_MIN, SIGNLESS, UNSAMPLED
 
@@ -131,8 +132,7 @@ def collect_sum(
         xs = x[first : first + BLOCK]
         es = e[first : first + BLOCK]
         ts = out[first : first + BLOCK]
-        for i in range(xs.size):
-            ts[i] = xs[i] + es[i]
+        plus(xs, es, ts)
         if count <= room:
             before = count
             bits = ts.view(np.uint32)
@@ -319,8 +319,7 @@ def topk_encode_residual(x: Array, e: Array, values: Array, indices: Array, out:
     n, k = x.size, values.size
     bits = values.view(np.uint32)
     if k == n or n <= UNSAMPLED:
-        for i in range(n):
-            out[i] = x[i] + e[i]
+        plus(x, e, out)
         topk_encode(out, values, indices)
         clear(indices, out)
     else:

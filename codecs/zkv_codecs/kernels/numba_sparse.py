@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zkv.dtypes import Array
+from zkv_codecs.kernels.numba_blocks import plus
 from zkv_codecs.kernels.numba_draw import draw
 from zkv_codecs.kernels.numba_merge import merge
 from zkv_codecs.kernels.numba_select import (
@@ -58,8 +59,7 @@ def reaching_sum(x: Array, e: Array, least: float, out: Array) -> int:
         xs = x[first : first + BLOCK]
         es = e[first : first + BLOCK]
         ts = out[first : first + BLOCK]
-        for i in range(xs.size):
-            ts[i] = xs[i] + es[i]
+        plus(xs, es, ts)
         count += reaching(ts, least)
     return count
 
@@ -75,8 +75,7 @@ def gather(x: Array, indices: Array, factor: float, values: Array) -> None:
 @kernel(F4_IN, F4_IN, U4_IN, F4, F4)
 def gather_residual(x: Array, e: Array, indices: Array, values: Array, out: Array) -> None:
     """See `numpy_sparse.gather_residual`."""
-    for i in range(x.size):
-        out[i] = x[i] + e[i]
+    plus(x, e, out)
     for i in range(indices.size):
         values[i] = out[indices[i]]
         out[indices[i]] = 0
