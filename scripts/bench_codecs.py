@@ -5,12 +5,12 @@ machine disturbs both alike.
 
 What is timed is what a worker's encoding thread does. An array is cut into blocks of 1 MiB as a
 worker cuts it, and copied block by block, as `batch.push` does before it returns: that copy is not
-timed. Each block is encoded into memory that the codec allocates, but for a residual, which is written
-over that copy, as in `zkv_workers.encoding`. A worker keeps an encoded block until it
-is acknowledged, with a window of them in flight: so here the blocks of the last turn are kept, 64
-MiB of them at most, and older ones go back to the allocator. It keeps what a codec remembered
-before a batch until that batch is settled: so here old residuals are kept until the next turn
-begins. `faults` counts the pages that were new all the same, in the turn that had fewest. Joining
+timed. Each block is encoded into memory that the codec allocates, but for a residual, which is
+written over that copy, as in `zkv_workers.encoding`. A worker keeps an encoded block until it is
+acknowledged, with a window of them in flight: so here the blocks of the last turn are kept, 64 MiB
+of them at most, and older ones go back to the allocator. It keeps what a codec remembered before a
+batch until that batch is settled: so here old residuals are kept until the next turn begins.
+`faults` counts the pages that were new all the same, in the turn that had fewest. Joining
 what is sent into one payload is not timed. Decoding reads the blocks of the first pass.
 """
 
