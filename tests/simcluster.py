@@ -25,6 +25,7 @@ from zkv.dtypes import Array
 from zkv.errors import Cancelled, PushRefused, ZkvError
 from zkv.layout import Layout
 from zkv.optim import rule, update
+from zkv.optimizer_spec import OptimizerSpec
 from zkv.policy import policy
 from zkv.pool import Shard
 from zkv.staleness import staleness
@@ -80,6 +81,13 @@ class Options:
     """Samples of a pool that is shared instead of `batches` for each worker; 0: no pool."""
     passes: int = 2
     retry: bool = True
+    streaming: bool = True
+    layer_s: float = 0.0
+    """Between the pushes of two keys of a batch."""
+    undeclared: float = 0.0
+    """How often a batch says its weight only at its end, and how often it says another one then."""
+    rates: float = 0.0
+    """How often a worker changes the learning rate between two batches, or in one."""
     until_s: float = 400.0
 
 
@@ -93,6 +101,8 @@ class Pushed:
     gradients: dict[str, Array]
     samples: c.Samples | None = None
     fate: s.Fate | None = None
+    base: tuple[int, dict[str, Array]] | None = None
+    """The version that it was computed on, and what its worker had of that."""
 
 
 @dataclass
@@ -104,6 +114,7 @@ class SimWorker:
     running: Running = field(default_factory=Running)
     encoder: Encoder = field(default_factory=Encoder)
     samples: c.Samples | None = None
+    base: tuple[int, dict[str, Array]] | None = None
     sleeping: int = 0
     calls: dict[int, Callable[[Any], None]] = field(default_factory=dict)
     tokens: int = 0
@@ -157,6 +168,7 @@ class Sim:
             worker_lost_s=3.0,
             server_lost_s=60.0,
             keep_log=True,
+            streaming=options.streaming,
         )
         instance = (self.term << 50) + self.rng.getrandbits(40)
         return r.Router(config, term=self.term, instance=instance)
@@ -434,17 +446,19 @@ class Sim:
             if grant is None:
                 break
             worker.encoder.use(grant.codec, grant.codec_down, grant.chosen)
-            state = worker.running.add(BatchState(grant, 1.0 + rank, worker.encoder))
+            weight = None if self.rng.random() < options.undeclared else 1.0 + rank
+            state = worker.running.add(BatchState(grant, weight, worker.encoder))
             worker.samples = grant.samples
             if missing := state.missing():
                 yield lambda token, batch=grant.batch, kids=missing: s.Await(token, batch, kids)
             if not state.cancelled:
-                self._check_grant(grant, state)
+                self._check_grant(grant, state, worker)
             yield options.compute_s[rank % len(options.compute_s)] * (0.5 + self.rng.random())
             try:
-                self._push(route, worker, rank, state)
+                yield from self._push(route, worker, rank, state)
             except Cancelled:
                 self.feed(route, worker, self._finish(worker, state, None))
+            yield from self._change_rate()
             if self.rng.random() < options.pull:
                 values = yield lambda token: s.Pull(token, ("a", "b"))
                 read = unpack(values.layout, values.kids, values.blocks, values.parts)
@@ -453,6 +467,12 @@ class Sim:
             yield s.Barrier
             yield s.Begin
         yield s.Leave
+
+    def _change_rate(self) -> Program:
+        """Change the learning rate, now and then."""
+        if self.rng.random() < self.options.rates:
+            rate = str(self.rng.choice((0.05, 0.1, 0.2)))
+            yield lambda token: s.Ask(token, "lr", rate)
 
     def _push_plain(self, route: bytes, worker: SimWorker, rank: int) -> None:
         token, self.tokens = self.tokens, self.tokens + 1
@@ -474,7 +494,7 @@ class Sim:
         if pushed is not None:
             pushed.fate = fate
 
-    def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> None:
+    def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> Program:
         state.check()
         token, self.tokens = self.tokens, self.tokens + 1
         rng = np.random.default_rng([self.seed, token])
@@ -486,7 +506,7 @@ class Sim:
             "b": hot,
             "a": hot.copy(),
         }
-        pushed = Pushed(rank, token, state.weight, gradients, worker.samples)
+        pushed = Pushed(rank, token, 1.0 + rank, gradients, worker.samples, base=worker.base)
         if self.rng.random() < self.options.void:
             gradients["v"][3] = np.nan
         sent = {key: gradient.reshape(-1).copy() for key, gradient in gradients.items()}
@@ -499,12 +519,21 @@ class Sim:
             except PushRefused:
                 self._withdraw(route, worker, state, pushed)
                 return
-            self._send_all(route, worker, state, blocks, sent)
+            self._send_all(route, worker, state, blocks, sent, state.declared)
             if withdrawn and key == "b":
                 self._withdraw(route, worker, state, pushed)
                 return
-        self._send_all(route, worker, state, state.packer.rest(), sent)
+            if self.options.layer_s:
+                yield self.rng.random() * self.options.layer_s
+                if key == "v":
+                    yield from self._change_rate()
+                # As `Batch.push`: nothing more is sent of a batch that was cancelled meanwhile.
+                state.check()
+        self._send_all(route, worker, state, state.packer.rest(), sent, None)
         pushed.gradients = sent
+        state.weight = 1.0 + rank
+        if self.rng.random() < self.options.undeclared:
+            state.weight = pushed.weight = 7.0
         self.feed(route, worker, self._finish(worker, state, pushed))
 
     def _send_all(
@@ -514,11 +543,12 @@ class Sim:
         state: BatchState,
         blocks: Sequence[Full],
         sent: dict[str, Array],
+        weight: float | None,
     ) -> None:
         for full in blocks:
             sealed = state.packer.seal(full)
             self._decode(state.layout, full.bid, sealed, sent)
-            self.feed(route, worker, s.SendBlock(state.number, full.bid, sealed))
+            self.feed(route, worker, s.SendBlock(state.number, full.bid, sealed, weight))
 
     def _withdraw(self, route: bytes, worker: SimWorker, state: BatchState, pushed: Pushed) -> None:
         pushed.fate = s.Fate(None, "withdrawn")
@@ -546,28 +576,36 @@ class Sim:
 
     # --- laws --------------------------------------------------------------------------------
 
-    def _check_grant(self, grant: s.Grant, state: BatchState) -> None:
+    def _check_grant(self, grant: s.Grant, state: BatchState, worker: SimWorker) -> None:
+        """Note what a batch is computed on; if it counts in the end, it has to be that version.
+
+        Under a grant ahead of the log it may be none, until the batch is cancelled.
+        """
         params = state.params()
-        model = {key: params[key].reshape(-1) for key in "vw"}
-        for key, value in self.seen.setdefault(grant.version, model).items():
-            assert np.array_equal(model[key], value), (
-                f"two models of version {grant.version}: {key}; {self.story()}"
-            )
-        # Both keys get the same tokens and live on different servers: any tear shows.
-        assert np.array_equal(params["a"], params["b"]), f"a grant mixes versions; {self.story()}"
-        counted = {
-            self.contributions[one.contribution.incarnation, one.contribution.batch].token
-            for commit in self.commits()
-            if commit.version <= grant.version
-            for one in commit.counted
-        }
-        seen = set(np.flatnonzero(params["a"]).tolist())
-        assert seen == counted, (
-            f"a grant of version {grant.version} has other values; {self.story()}"
-        )
+        worker.base = (grant.version, {key: params[key].reshape(-1).copy() for key in "abvw"})
+        if self.router.policy.threshold is not None or not self.options.streaming:
+            self._check_base(*worker.base)
         slack = self.router.policy.slack
         if slack is not None:
             assert grant.clock - grant.slowest <= slack, f"SSP's bound is broken; {self.story()}"
+
+    def _check_base(self, version: int, values: dict[str, Array]) -> None:
+        """All workers have the same values of one version, with just its contributions."""
+        # Both keys get the same tokens and live on different servers: any tear shows.
+        assert np.array_equal(values["a"], values["b"]), f"a grant mixes versions; {self.story()}"
+        model = {key: values[key] for key in "vw"}
+        for key, value in self.seen.setdefault(version, model).items():
+            assert np.array_equal(model[key], value), (
+                f"two models of version {version}: {key}; {self.story()}"
+            )
+        counted = {
+            self.contributions[one.contribution.incarnation, one.contribution.batch].token
+            for commit in self.commits()
+            if commit.version <= version
+            for one in commit.counted
+        }
+        seen = set(np.flatnonzero(values["a"]).tolist())
+        assert seen == counted, f"a grant of version {version} has other values; {self.story()}"
 
     def commits(self) -> list[Any]:
         return [e for e in self.router.log if isinstance(e, c.Commit) and e.group == MODEL]
@@ -592,6 +630,13 @@ class Sim:
     def check(self) -> None:
         """Nothing lost, nothing twice, and the same bits as one process that replays the log."""
         self._settle_servers()
+        for commit in self.commits():
+            for one in commit.counted:
+                name = one.contribution
+                base = self.contributions[name.incarnation, name.batch].base
+                assert base is not None
+                assert base[0] == commit.version - 1 - one.staleness, self.story()
+                self._check_base(*base)
         counts = -self.final("a")
         assert np.array_equal(counts, -self.final("b")), f"the servers disagree; {self.story()}"
         stale = staleness(self.options.staleness)
@@ -664,6 +709,16 @@ class Sim:
         assert total is not None
         return divided(total, float(sum(pushed.weight for pushed in made)))
 
+    def _rated(self) -> list[tuple[Any, float]]:
+        """Return the commits, each with the learning rate that holds there."""
+        rate, found = 0.1, []
+        for entry in self.router.log:
+            if isinstance(entry, c.Configure):
+                rate = OptimizerSpec.from_plain(entry.optimizer["model"]).lr
+            elif isinstance(entry, c.Commit) and entry.group == MODEL:
+                found.append((entry, rate))
+        return found
+
     def _check_bits(self) -> None:
         model = {
             key: value.reshape(-1).copy() for key, value in self.params().items() if key in "vw"
@@ -676,7 +731,7 @@ class Sim:
         }
         history = [{key: value.copy() for key, value in model.items()}]
         views = [self._view(0, history[0], history[0])]
-        for count, commit in enumerate(self.commits(), start=1):
+        for count, (commit, rate) in enumerate(self._rated(), start=1):
             made = [
                 self.contributions[one.contribution.incarnation, one.contribution.batch]
                 for one in commit.counted
@@ -688,7 +743,7 @@ class Sim:
                 then = [views[count - 1 - age][key] for age in ages]
                 mean = self._mean(key, made, ages, model[key], then)
                 model[key], slots[key] = update(
-                    chosen, model[key].copy(), slots[key], mean, lr=0.1, count=count
+                    chosen, model[key].copy(), slots[key], mean, lr=rate, count=count
                 )
             history.append({key: value.copy() for key, value in model.items()})
             views.append(self._view(count, views[-1], history[-1]))

@@ -6,7 +6,7 @@ entry for all time. Each struct says in one sentence who sends it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,8 @@ from zkv.entries import Discard as Discard
 from zkv.entries import Drop as Drop
 from zkv.entries import Entry as Entry
 from zkv.entries import Epoch as Epoch
+from zkv.entries import Expect as Expect
+from zkv.entries import Expected as Expected
 from zkv.entries import Grant as Grant
 from zkv.entries import Init as Init
 from zkv.entries import Regroup as Regroup
@@ -32,16 +34,24 @@ from zkv.greetings import ServerWelcome as ServerWelcome
 from zkv.greetings import Waiting as Waiting
 from zkv.greetings import Welcome as Welcome
 from zkv.greetings import WorkerHello as WorkerHello
+from zkv.verdicts import Cancel as Cancel
+from zkv.verdicts import Exhausted as Exhausted
+from zkv.verdicts import Granted as Granted
+from zkv.verdicts import Layout as Layout
+from zkv.verdicts import Ready as Ready
+from zkv.verdicts import Refusal as Refusal
+from zkv.verdicts import Regrouped as Regrouped
+from zkv.verdicts import Reply as Reply
+from zkv.verdicts import Samples as Samples
+from zkv.verdicts import Settled as Settled
 from zkv.wire import (
     MESSAGES_PER_PACKET_MAX,
     PROTOCOL_VERSION,
-    BlockSpec,
     ContributionId,
     Envelope,
     Frozen,
     Int,
     Key,
-    KeyEntry,
     KeySpec,
     Name,
     Text,
@@ -104,6 +114,8 @@ class Finish(Frozen, frozen=True, tag=43):
     """Of the batch, if the worker has told it; may be NaN or infinite."""
     nbytes: UInt = 0
     """Of its blocks as they travel."""
+    declared: Weight | None = None
+    """The weight that its blocks have named; None: they have named none."""
 
 
 class Withdraw(Frozen, frozen=True, tag=44):
@@ -144,6 +156,8 @@ class Change(Frozen, frozen=True, tag=49):
     token: UInt
     setting: Name
     value: Text
+    inside: bool = False
+    """Whether who asks has sent a part of its current batch already."""
 
 
 class Status(Frozen, frozen=True, tag=50):
@@ -217,98 +231,6 @@ class Decoding(Frozen, frozen=True, tag=64):
     most."""
 
     seconds: list[tuple[UInt, float]]
-
-
-# --- broker to worker ------------------------------------------------------------------------
-
-
-class Layout(Frozen, frozen=True, tag=70):
-    """Broker to worker: keys and where their blocks are; `seed` asks this worker for the values."""
-
-    init: UInt
-    keys: list[KeyEntry]
-    blocks: list[BlockSpec]
-    seed: bool
-    index: UInt
-    """Log index at which servers know these keys: data that is ahead of the log waits there."""
-
-
-class Ready(Frozen, frozen=True, tag=71):
-    """Broker to worker: every server holds the values of this initialisation."""
-
-    init: UInt
-
-
-class Regrouped(Frozen, frozen=True, tag=72):
-    """Broker to worker: the key has a group of its own from this log index on."""
-
-    kid: UInt
-    group: UInt
-    bid: UInt
-    index: UInt
-
-
-class Samples(Frozen, frozen=True):
-    """Positions `[start, stop)` of the permutation of a pass of the model's pool."""
-
-    pass_number: UInt
-    start: UInt
-    stop: UInt
-
-
-class Granted(Frozen, frozen=True, tag=73):
-    """Broker to worker: you may compute on this version; `bytes_follow` says if servers send it."""
-
-    group: Int
-    grant: UInt
-    version: UInt
-    bytes_follow: bool
-    clock: UInt
-    slowest: UInt
-    fastest: UInt
-    index: UInt
-    kids: list[UInt]
-    token: UInt
-    samples: Samples | None = None
-    """What to compute on; None if the model has no pool."""
-    codec: Text = "none"
-    """How to encode the gradients (a plan of `zkv_codecs.plan`)."""
-    codec_down: Text = "none"
-    """How the values of later grants will come."""
-    chosen: Text = ""
-    """The codec that stands for `bits:...` in that plan at present; "" if the plan has none."""
-
-
-class Exhausted(Frozen, frozen=True, tag=78):
-    """Broker to worker: the pool has nothing left, and nothing can come back: no more batches."""
-
-
-class Cancel(Frozen, frozen=True, tag=74):
-    """Broker to worker: the work under this grant no longer counts."""
-
-    group: Int
-    grant: UInt
-
-
-class Settled(Frozen, frozen=True, tag=75):
-    """Broker to worker: the fate of contributions, as (group, batch, version or -1, why)."""
-
-    fates: list[tuple[Int, UInt, Int, Text]]
-
-
-class Reply(Frozen, frozen=True, tag=76):
-    """Broker to anybody: the answer to the request with this token."""
-
-    token: UInt
-    value: Any
-
-
-class Refusal(Frozen, frozen=True, tag=77):
-    """Broker to anybody: the request with this token is turned down (token 0: everything is)."""
-
-    token: UInt
-    code: Name
-    reason: Text
 
 
 ForBroker = (

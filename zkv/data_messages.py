@@ -62,6 +62,8 @@ class Push(Frozen, frozen=True, tag=2):
     index: UInt
     form: Form | None = None
     """Of a payload that a codec has made."""
+    weight: Weight | None = None
+    """Of the contribution, if it is known already, and no key of the block is skipped."""
 
 
 class Done(Frozen, frozen=True, tag=3):

@@ -95,4 +95,20 @@ class Epoch(Frozen, frozen=True, tag=9):
     kept: list[ContributionId]
 
 
-Entry = Init | Drop | Regroup | Grant | Sum | Commit | Discard | Configure | Epoch
+class Expected(Frozen, frozen=True):
+    """A contribution that an update will be made of: whose, and under which grant."""
+
+    incarnation: UInt
+    grant: UInt
+
+
+class Expect(Frozen, frozen=True, tag=10):
+    """Entry: unless an `Expect` takes it back, the update to `version` will be made of just these
+    contributions (none: nothing is known any more). Grants at that version may come before it."""
+
+    group: UInt
+    version: UInt
+    expected: list[Expected]
+
+
+Entry = Init | Drop | Regroup | Grant | Sum | Commit | Discard | Configure | Epoch | Expect

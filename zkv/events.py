@@ -46,7 +46,15 @@ class Switched:
     policy: SyncPolicy
 
 
-Event = Joined | Left | Finished | Switched
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The number of this worker's next grant is used up: something was promised under it in
+    vain."""
+
+    worker: int
+
+
+Event = Joined | Left | Finished | Switched | Skipped
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -32,8 +32,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
 from typing import assert_never
 
@@ -47,6 +45,7 @@ from zkv.events import (
     Finished,
     Joined,
     Left,
+    Skipped,
     Start,
     Switched,
     Waiting,
@@ -63,6 +62,7 @@ from zkv.policy import (
     policy,
     ssp,
 )
+from zkv.sync_members import Member, Place
 
 __all__ = [
     "Action",
@@ -89,44 +89,6 @@ __all__ = [
     "ssp",
 ]
 
-LATE_RUNS_MAX = 64
-"""How many separate runs of cancelled, unfinished grants are remembered for each worker."""
-
-
-class _Place(Enum):
-    JOINING = "waits for the next round, or at the start line"
-    COMPUTING = "has an open grant"
-    CONTRIBUTED = "waits for the update that it has contributed to"
-    HELD = "too far ahead of the slowest"
-
-
-@dataclass(slots=True)
-class _Member:
-    grant: int
-    """The newest grant given to this worker number, in this membership or an earlier one."""
-    place: _Place = _Place.JOINING
-    base_version: int = 0
-    late: list[range] = field(default_factory=list)
-    """Cancelled grants that were never finished, as rising runs."""
-
-    def cancelled(self) -> None:
-        """Remember the newest grant as cancelled."""
-        if self.late and self.late[-1].stop == self.grant:
-            self.late[-1] = range(self.late[-1].start, self.grant + 1)
-            return
-        self.late.append(range(self.grant, self.grant + 1))
-        # A worker that finished this many batches since will not come back to the first.
-        del self.late[:-LATE_RUNS_MAX]
-
-    def settle_late(self, grant: int) -> bool:
-        """Forget a cancelled grant that has now been finished; False if there is none."""
-        for at, run in enumerate(self.late):
-            if grant in run:
-                rest = (range(run.start, grant), range(grant + 1, run.stop))
-                self.late[at : at + 1] = [part for part in rest if part]
-                return True
-        return False
-
 
 class Synchronizer:
     """Decides commits, grants, cancellations and discards for one group of keys.
@@ -142,7 +104,7 @@ class Synchronizer:
         self._members_min = members_min
         self._running = False
         self._version = 0
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
         self._clocks: dict[int, int] = {}
         self._floor = Floor()
         self._retired: dict[int, int] = {}  # newest grant of each worker that left
@@ -177,6 +139,29 @@ class Synchronizer:
         """What the next update will apply already, sorted by (worker, grant)."""
         return tuple(sorted(self._pending))
 
+    def round(self) -> dict[int, int]:
+        """Return whose contributions the next update will be made of: their open grants, or those
+        that they have finished, by worker.
+
+        Empty where that is not known in advance: the policy does not need every worker, nobody has
+        started, or one of them has contributed nothing, or something of an earlier round waits.
+        """
+        if self._policy.threshold is not None or not self._running:
+            return {}
+        found = {w: m.grant for w, m in self._members.items() if m.place is not Place.JOINING}
+        pending = {(one.worker, one.grant) for one in self._pending}
+        contributed = {(worker, found[worker]) for worker in self._contributed}
+        return found if pending == contributed else {}
+
+    def next_grant(self, worker: int) -> int:
+        """Return the number that this member's next grant will have."""
+        member = self._member(worker)
+        return member.grant + member.skipped + 1
+
+    def computing(self) -> list[int]:
+        """Return the workers with open grants, rising."""
+        return sorted(w for w, m in self._members.items() if m.place is Place.COMPUTING)
+
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return what must be done, in this order.
 
@@ -192,6 +177,9 @@ class Synchronizer:
                 return self._on_finished(worker, grant, void)
             case Switched(policy):
                 return self._on_switched(policy)
+            case Skipped(worker):
+                self._member(worker).skipped += 1
+                return []
         assert_never(event)
 
     def waiting(self, worker: int) -> Waiting | None:
@@ -200,12 +188,12 @@ class Synchronizer:
         Raises ValueError if the worker is not a member.
         """
         member = self._member(worker)
-        if member.place is _Place.COMPUTING:
+        if member.place is Place.COMPUTING:
             return None
         if not self._running:
             rule = f"the first start needs {self._members_min} workers"
             return Waiting(rule, (), self._members_min, len(self._members))
-        if member.place is _Place.HELD:
+        if member.place is Place.HELD:
             slack = self._policy.slack or 0
             need = self._clocks[worker] - slack
             on = tuple(sorted(w for w, clock in self._clocks.items() if clock < need))
@@ -213,9 +201,9 @@ class Synchronizer:
             return Waiting(rule, on, need, self._floor.value())
         who = "every worker" if self._policy.threshold is None else f"{self._need()} workers"
         rule = f"{self._policy}: the update needs a contribution of {who}"
-        if member.place is _Place.JOINING:
+        if member.place is Place.JOINING:
             rule = f"{self._policy}: a joiner starts after the update of the open round"
-        computing = (w for w, m in self._members.items() if m.place is _Place.COMPUTING)
+        computing = (w for w, m in self._members.items() if m.place is Place.COMPUTING)
         return Waiting(rule, tuple(sorted(computing)), self._need(), self._have())
 
     # Events
@@ -227,7 +215,7 @@ class Synchronizer:
                     f"worker {worker} joined twice; it must leave before it joins again"
                 )
         for worker in workers:
-            self._members[worker] = _Member(self._retired.pop(worker, 0))
+            self._members[worker] = Member(self._retired.pop(worker, 0))
             self._clocks[worker] = self._joiner_clock()
             self._floor.add(self._clocks[worker])
             self._joining.add(worker)
@@ -235,7 +223,8 @@ class Synchronizer:
         return self._settle([], set())
 
     def _on_left(self, worker: int) -> list[Action]:
-        self._retired[worker] = self._member(worker).grant
+        gone = self._member(worker)
+        self._retired[worker] = gone.grant + gone.skipped
         del self._members[worker]
         self._floor.remove(self._clocks.pop(worker))
         self._joining.discard(worker)
@@ -244,7 +233,7 @@ class Synchronizer:
 
     def _on_finished(self, worker: int, grant: int, void: bool) -> list[Action]:
         member = self._member(worker)
-        if grant != member.grant or member.place is not _Place.COMPUTING:
+        if grant != member.grant or member.place is not Place.COMPUTING:
             return self._on_late(worker, member, grant)
         self._tick(worker)
         actions: list[Action] = []
@@ -253,14 +242,14 @@ class Synchronizer:
         else:
             self._pending.append(Contribution(worker, grant, member.base_version))
         # Until it is granted again, here or at the update, it has no place in the computation.
-        member.place = _Place.CONTRIBUTED
+        member.place = Place.CONTRIBUTED
         if self._policy.distinct:
             self._contributed.add(worker)
             return self._settle(actions, set())
         self._batches += 1
         return self._settle(actions, {worker})
 
-    def _on_late(self, worker: int, member: _Member, grant: int) -> list[Action]:
+    def _on_late(self, worker: int, member: Member, grant: int) -> list[Action]:
         if member.settle_late(grant):
             return [Discard(worker, grant)]
         given = f"grants 1 to {member.grant}" if member.grant else "no grant"
@@ -283,7 +272,7 @@ class Synchronizer:
         ready = {
             worker
             for worker, member in self._members.items()
-            if policy.cancel or member.place is not _Place.COMPUTING
+            if policy.cancel or member.place is not Place.COMPUTING
         }
         self._grant(ready, actions)
         return actions
@@ -338,7 +327,7 @@ class Synchronizer:
             clock, worker = heapq.heappop(self._held)
             member = self._members.get(worker)
             # The entry of a worker that left is stale, also when it has joined again.
-            if member and member.place is _Place.HELD and self._clocks[worker] == clock:
+            if member and member.place is Place.HELD and self._clocks[worker] == clock:
                 released.add(worker)
         return released
 
@@ -346,22 +335,23 @@ class Synchronizer:
         """In worker order, cancel what is open and start, or hold, each of these workers."""
         for worker in sorted(ready):
             member = self._members[worker]
-            if member.place is _Place.COMPUTING:
+            if member.place is Place.COMPUTING:
                 member.cancelled()
                 actions.append(Cancel(worker, member.grant))
             clock = self._clocks[worker]
             if not self._within_slack(clock):
-                member.place = _Place.HELD
+                member.place = Place.HELD
                 heapq.heappush(self._held, (clock, worker))
                 continue
-            member.place = _Place.COMPUTING
-            member.grant += 1
+            member.place = Place.COMPUTING
+            member.grant += 1 + member.skipped
+            member.skipped = 0
             member.base_version = self._version
             actions.append(Start(worker, member.grant, self._version))
 
     # Members and clocks
 
-    def _member(self, worker: int) -> _Member:
+    def _member(self, worker: int) -> Member:
         member = self._members.get(worker)
         if member is None:
             was = "has left" if worker in self._retired else "never joined"

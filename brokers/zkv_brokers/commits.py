@@ -14,6 +14,7 @@ from zkv_brokers.aggregates import Share
 from zkv_brokers.bases import Bases
 from zkv_brokers.contributions import Contributions
 from zkv_brokers.store import Store
+from zkv_brokers.streaming import Streaming, made_of
 
 
 class Commits:
@@ -24,6 +25,7 @@ class Commits:
     ) -> None:
         self.bases = Bases()
         self.spans = spans
+        self.streaming = Streaming(store, contributions)
         self._store = store
         self._contributions = contributions
 
@@ -70,7 +72,9 @@ class Commits:
 
         for block in blocks:
             shares = self._shares(block, entry)
-            if self._store.commit(block, shares, entry.version - 1, scale):
+            if not self._adopted(block, entry, shares) and self._store.commit(
+                block, shares, entry.version - 1, scale
+            ):
                 self._store.count(block, shares)
             if entry.group == MODEL:
                 values = self._store.blocks[block.bid].current.values
@@ -82,6 +86,16 @@ class Commits:
             if held is not None and entry.group == MODEL:
                 self.bases.release(name.incarnation, held.grant)
             self._contributions.settle(name)
+        if entry.group == MODEL:
+            self.streaming.clear()
+
+    def _adopted(self, block: BlockSpec, entry: c.Commit, shares: Sequence[Share]) -> bool:
+        """Return whether the block was made ahead of this update, and of just that."""
+        if entry.group != MODEL or entry.version != self.streaming.version:
+            return False
+        counted = zip(entry.counted, shares, strict=True)
+        made = tuple(made_of(one.contribution, share, block) for one, share in counted)
+        return self.streaming.adopt(block, made)
 
     def _shares(self, block: BlockSpec, entry: c.Sum | c.Commit) -> list[Share]:
         shares = []

@@ -28,6 +28,9 @@ class RouterConfig:
     """How workers encode their gradients (text form of `zkv_codecs.plan`)."""
     codec_down: str = "none"
     """How servers encode what grants send (the same text form)."""
+    streaming: bool = True
+    """Send the next version block by block while contributions come in, where the policy lets it be
+    known what they will be."""
     data_address: str = ""
     versions_pinned_max: int = 8
     worker_lost_s: float = 10.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from zkv.marks import Marks
 from zkv.wire import NO_BATCH, ContributionId
-from zkv_brokers.aggregates import Payload
+from zkv_brokers.aggregates import Payload, Share
 
 
 @dataclass(slots=True)
@@ -22,6 +22,8 @@ class Open:
     grant: int
     weight: float = 0.0
     payloads: dict[int, Payload] = field(default_factory=dict)
+    declared: dict[int, float] = field(default_factory=dict)
+    """The weight, by block, that came with those that skip no key."""
     bids: frozenset[int] | None = None
     """The blocks that `Done` names; None until it has come."""
     skipped: frozenset[int] = frozenset()
@@ -32,6 +34,17 @@ class Open:
     def complete(self) -> bool:
         """Whether all that the contribution has for this server is here."""
         return self.bids is not None and self.bids <= self.payloads.keys()
+
+    def share(self, bid: int) -> Share | None:
+        """Return what is said of one block; None: that is not known yet."""
+        payload = self.payloads.get(bid)
+        if self.bids is not None:
+            if payload is None and bid in self.bids:
+                return None
+            return Share(self.weight, payload, self.skipped)
+        if payload is None or bid not in self.declared:
+            return None
+        return Share(self.declared[bid], payload, frozenset())
 
 
 class Contributions:

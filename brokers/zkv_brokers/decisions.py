@@ -44,6 +44,8 @@ class Arrival:
     number: int
     grant: int = 0
     weight: float = 0.0
+    misled: bool = False
+    """Whether its blocks have named another weight than it has in the end."""
     loss: float | None = None
     nbytes: int = 0
     finished: bool = False

@@ -64,6 +64,8 @@ class Grants:
         self._resend_s = resend_s
         self._store = store
         self._open: dict[tuple[int, int, int], dict[int, _Piece]] = {}
+        self._ahead: dict[tuple[int, int, int], tuple[c.Grant, set[int]]] = {}
+        """Grants of a version whose update has not come, and the blocks of it that are to come."""
         self._windows: dict[int, Window[_Piece]] = {}
         self._reachable: set[int] = set()
         self._again: list[tuple[int, _Piece]] = []
@@ -89,8 +91,29 @@ class Grants:
         if pieces:
             self._open[name] = pieces
 
-    def _piece(self, entry: c.Grant, block: BlockSpec) -> _Piece:
-        pinned = self._store.blocks[block.bid].current
+    def foresee(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
+        """Note a grant of a version that the log has not reached: `fill` sends its blocks."""
+        name = (entry.incarnation, entry.group, entry.grant)
+        self._ahead[name] = (entry, {block.bid for block in blocks})
+
+    def fill(self, block: BlockSpec, version: int, pinned: Pinned) -> None:
+        """Send a block of a version to those who were granted it before it was made."""
+        for name, (entry, missing) in list(self._ahead.items()):
+            if entry.version != version or block.bid not in missing:
+                continue
+            missing.discard(block.bid)
+            if not missing:
+                del self._ahead[name]
+            piece = self._piece(entry, block, pinned)
+            self._open.setdefault(name, {})[block.bid] = piece
+            window = self._windows.setdefault(
+                entry.incarnation, Window(self.window_bytes, resend_s=self._resend_s)
+            )
+            window.offer((entry.group, entry.grant, block.bid), piece.payload.nbytes, piece)
+
+    def _piece(self, entry: c.Grant, block: BlockSpec, pinned: Pinned | None = None) -> _Piece:
+        made = pinned is not None
+        pinned = pinned or self._store.blocks[block.bid].current
         wanted = [kid for kid in block.kids if kid in set(entry.kids)] if entry.kids else block.kids
         kids = [] if wanted == block.kids else wanted
         message = d.Block(
@@ -108,11 +131,11 @@ class Grants:
                 pinned.values[a:b] for segment, a, b in spans(block) if segment.kid in set(kids)
             ]
             return _Piece(message, np.concatenate(parts), None)
-        if entry.group == MODEL:
+        if entry.group == MODEL and not made:
             pinned = self._store.granted(block, entry.version)
         pinned.pins += 1
         piece = _Piece(message, pinned.values, pinned)
-        if entry.group == MODEL:
+        if entry.group == MODEL and not made:
             fields, piece.coded = self._store.views.coded(block, pinned.values, entry)
             piece.message = structs.replace(message, **fields)
         return piece
@@ -138,6 +161,7 @@ class Grants:
 
     def drop(self, incarnation: int, group: int, grant: int) -> None:
         """The grant no longer counts: unpin its blocks and do not send what is still queued."""
+        self._ahead.pop((incarnation, group, grant), None)
         pieces = self._open.pop((incarnation, group, grant), {})
         for piece in pieces.values():
             if piece.pinned is not None:
@@ -175,6 +199,7 @@ class Grants:
         for name in [name for name in self._open if name[0] not in members]:
             for piece in self._open.pop(name).values():
                 self._unpin(piece)
+        self._ahead = {name: one for name, one in self._ahead.items() if name[0] in members}
         self._windows = {who: window for who, window in self._windows.items() if who in members}
         self._reachable &= members
 

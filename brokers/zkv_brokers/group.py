@@ -17,8 +17,10 @@ from zkv.marks import Marks
 from zkv.policy import SyncPolicy
 from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
+from zkv_brokers.ahead import Ahead
 from zkv_brokers.decisions import CANCELLED, Arrival, Decisions, Pins, Tally
 from zkv_brokers.draws import Draws
+from zkv_brokers.giving import give
 from zkv_brokers.holdings import Holdings
 from zkv_brokers.rules import Rules
 
@@ -50,13 +52,14 @@ class Group:
         """The version that the log has reached; the synchronizer's may be ahead of it (`Sum`)."""
         self._pins = pins
         self.holdings = Holdings(group, pins)
+        self.ahead = Ahead()
         self._queue: deque[e.Action] = deque()
         self._starts: deque[e.Start] = deque()
-        self._reserved: set[tuple[int, int]] = set()
-        self._over: dict[int, Marks] = {}
+        self.reserved: set[tuple[int, int]] = set()
+        self.over: dict[int, Marks] = {}
         self._arrived: dict[tuple[int, int], ContributionId] = {}
-        self._current: dict[int, int] = {}
-        self._bases: dict[tuple[int, int], int] = {}
+        self.current: dict[int, int] = {}
+        self.bases: dict[tuple[int, int], int] = {}
         """The version that each open grant was given at, by (worker number, grant)."""
         self._summing: tuple[int, dict[int, float], set[int]] | None = None
         self._after_sum: list[c.Entry] = []
@@ -73,16 +76,17 @@ class Group:
 
     def leave(self, number: int, out: Decisions) -> None:
         """A worker has left or was lost. What it finished still counts, the rest never arrives."""
-        incarnation = self.incarnations.pop(number, None)
-        if incarnation is None:
+        if number not in self.incarnations:
             return
+        self.ahead.without(number, self, out)
+        incarnation = self.incarnations.pop(number)
         for name, arrival in list(self.arrivals.items()):
             if name.incarnation == incarnation and not arrival.arrived:
                 del self.arrivals[name]
-        self._reserved = {r for r in self._reserved if r[0] != number or r in self._arrived}
+        self.reserved = {r for r in self.reserved if r[0] != number or r in self._arrived}
         self._forget_queued(number)
-        self._bases = {b: v for b, v in self._bases.items() if b[0] != number or b in self._arrived}
-        self._over.pop(incarnation, None)
+        self.bases = {b: v for b, v in self.bases.items() if b[0] != number or b in self._arrived}
+        self.over.pop(incarnation, None)
         self.holdings.left(incarnation)
         self.draws.left(number, self._arrived)
         self._decide(e.Left(number), out)
@@ -90,15 +94,17 @@ class Group:
     def pause(self, number: int, out: Decisions) -> None:
         """A worker waits in a barrier: no update may wait for it. Its unused grant is taken
         back."""
-        incarnation, grant = self.incarnations.pop(number), self._current.get(number)
+        self.ahead.without(number, self, out)
+        incarnation, grant = self.incarnations.pop(number), self.current.get(number)
         unused = grant is not None and not self.is_over(incarnation, grant)
         if grant is not None and unused and (number, grant) not in self._arrived:
-            self._take_back(incarnation, number, grant, out)
+            self.take_back(incarnation, number, grant, out)
         self._forget_queued(number)
         self._decide(e.Left(number), out)
 
     def rest(self, number: int, out: Decisions) -> None:
         """A worker has found no samples for its newest grant: no update may wait for it."""
+        self.ahead.without(number, self, out)
         self.incarnations.pop(number)
         self._forget_queued(number)
         self._decide(e.Left(number), out)
@@ -126,6 +132,7 @@ class Group:
 
     def switch(self, policy: SyncPolicy, out: Decisions) -> None:
         """Change the policy at the current version (rule 14)."""
+        self.ahead.drop(self, out)
         self._decide(e.Switched(policy), out)
 
     def unfinished(self, incarnation: int) -> bool:
@@ -143,7 +150,7 @@ class Group:
 
     def is_over(self, incarnation: int, grant: int) -> bool:
         """Return whether what was computed under this grant is settled."""
-        marks = self._over.get(incarnation)
+        marks = self.over.get(incarnation)
         return marks is not None and grant in marks
 
     def finish(self, said: c.Finish, number: int, out: Decisions) -> None:
@@ -154,6 +161,9 @@ class Group:
         arrival = self._arrival(said.contribution, number, said.grant)
         arrival.finished, arrival.grant, arrival.weight = True, said.grant, said.weight
         arrival.loss, arrival.nbytes = said.loss, said.nbytes
+        arrival.misled = said.declared not in (None, said.weight)
+        if arrival.misled and self.ahead.members.get(number) == said.grant:
+            self.ahead.drop(self, out)
         self._check(arrival, out)
 
     def held(
@@ -182,6 +192,9 @@ class Group:
         finished = arrival is not None and arrival.finished
         if finished or self.is_over(name.incarnation, grant):
             return
+        number = next((n for n, i in self.incarnations.items() if i == name.incarnation), -1)
+        if self.ahead.members.get(number) == grant:
+            self.ahead.drop(self, out)
         self.arrivals.pop(name, None)
         out.log(c.Discard(name.incarnation, self.group, grant, name.batch))
 
@@ -191,7 +204,7 @@ class Group:
         self.release_starts(out)
 
     def _check(self, arrival: Arrival, out: Decisions) -> None:
-        if arrival.arrived or not arrival.finished:
+        if arrival.arrived or not arrival.finished or self.ahead.holds_back(arrival):
             return
         if arrival.void or self.servers <= arrival.held:
             arrival.arrived = True
@@ -199,6 +212,8 @@ class Group:
             age = self._age(arrival.number, arrival.grant)
             arrival.void = arrival.void or self.rules.staleness.refuses(age)
             self._arrived[arrival.number, arrival.grant] = arrival.contribution
+            if arrival.void and self.ahead.members.get(arrival.number) == arrival.grant:
+                self.ahead.drop(self, out)
             self._decide(e.Finished(arrival.number, arrival.grant, void=bool(arrival.void)), out)
 
     # --- decisions ---------------------------------------------------------------------------
@@ -208,6 +223,34 @@ class Group:
         self._carry_out(out)
         # A departure may leave room for a grant that waits, without any decision of the policy.
         self.release_starts(out)
+        confirmed, self.ahead.confirmed = self.ahead.confirmed, []
+        for arrival in confirmed:
+            self._check(arrival, out)
+        self.ahead.look(self, out)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is decided and not carried out."""
+        return bool(self._queue or self._starts or self._summing)
+
+    def is_open(self, number: int, grant: int) -> bool:
+        """Return whether a worker may finish a batch under a grant."""
+        return grant in (self.current.get(number), self.ahead.grants.get(number))
+
+    def misled(self) -> list[Arrival]:
+        """Return the contributions whose blocks have named another weight than they have."""
+        return [one for one in self.arrivals.values() if one.misled]
+
+    def has_arrived(self, number: int, grant: int) -> bool:
+        """Return whether every server holds what was computed under a grant."""
+        return (number, grant) in self._arrived
+
+    def has_finished(self, number: int, grant: int) -> bool:
+        """Return whether a worker has said that it has sent all of it."""
+        found = [
+            one for one in self.arrivals.values() if (one.number, one.grant) == (number, grant)
+        ]
+        return any(one.finished for one in found)
 
     def _carry_out(self, out: Decisions) -> None:
         while self._queue and self._summing is None:
@@ -220,7 +263,8 @@ class Group:
                 case e.Commit():
                     self._commit(action, None, out)
                 case e.Start():
-                    self._starts.append(action)
+                    if not self.ahead.takes(action, self):
+                        self._starts.append(action)
                 case e.Cancel(worker=number, grant=grant):
                     self._cancel(number, grant, out)
                 case e.Discard(worker=number, grant=grant):
@@ -240,7 +284,7 @@ class Group:
 
     def _age(self, number: int, grant: int) -> int:
         """Return how many updates have happened since a grant: its contribution's staleness."""
-        return self.version - self._bases.get((number, grant), self.version)
+        return self.version - self.bases.get((number, grant), self.version)
 
     def tally(self, number: int) -> Tally:
         """Return the book of one worker's contributions."""
@@ -257,6 +301,7 @@ class Group:
             book.applied += 1
             book.staleness[one.staleness] += 1
             self._settle(one.contribution, action.version, "", out)
+        self.ahead.committed(action.version, out)
 
     def square_sums(self, server: int, message: c.SquareSums, out: Decisions) -> None:
         """A server's answer to `Sum`; with the last one the commit is written."""
@@ -287,28 +332,36 @@ class Group:
         else:
             self._after_sum.append(entry)
 
+    def configure(self, entry: c.Entry, out: Decisions, *, late: bool) -> None:
+        """Write settings into the log; `late`: behind the next update, if that is foreseen."""
+        if late and self.ahead.version:
+            self.ahead.later.append(entry)
+            return
+        self.log_between_commits(entry, out)
+
     def _settle(self, name: ContributionId, version: int, why: str, out: Decisions) -> None:
         arrival = self.arrivals.pop(name, None)
         if arrival is not None:
             self.draws.settle(arrival.number, arrival.grant, counted=version >= 0)
-            self._reserved.discard((arrival.number, arrival.grant))
+            self.reserved.discard((arrival.number, arrival.grant))
             self._arrived.pop((arrival.number, arrival.grant), None)
-            self._bases.pop((arrival.number, arrival.grant), None)
+            self.bases.pop((arrival.number, arrival.grant), None)
             if arrival.arrived:
-                self._over.setdefault(name.incarnation, Marks()).settle(arrival.grant)
+                self.over.setdefault(name.incarnation, Marks()).settle(arrival.grant)
         out.tell(name.incarnation, c.Settled([(self.group, name.batch, version, why)]))
 
     def _cancel(self, number: int, grant: int, out: Decisions) -> None:
         # A grant that is not used before a barrier is taken back too, but nothing was cancelled.
-        if (number, grant) in self._bases:
+        if (number, grant) in self.bases:
             self.tally(number).cancelled += 1
-        self._take_back(self.incarnations[number], number, grant, out)
+        self.take_back(self.incarnations[number], number, grant, out)
 
-    def _take_back(self, incarnation: int, number: int, grant: int, out: Decisions) -> None:
-        self._reserved.discard((number, grant))
+    def take_back(self, incarnation: int, number: int, grant: int, out: Decisions) -> None:
+        """A grant counts no more, nor what was computed under it."""
+        self.reserved.discard((number, grant))
         self.draws.settle(number, grant, counted=False)
-        self._bases.pop((number, grant), None)
-        self._over.setdefault(incarnation, Marks()).settle(grant)
+        self.bases.pop((number, grant), None)
+        self.over.setdefault(incarnation, Marks()).settle(grant)
         self.holdings.taken_back(incarnation, grant)
         self._starts = deque(s for s in self._starts if (s.worker, s.grant) != (number, grant))
         out.log(c.Discard(incarnation, self.group, grant, NO_BATCH))
@@ -336,62 +389,34 @@ class Group:
         """Grant what the policy has released, as far as nothing else holds it."""
         while self._starts and not self.held_because():
             start = self._starts.popleft()
-            incarnation = self.incarnations.get(start.worker)
-            if incarnation is not None:
-                self._grant(start, incarnation, out)
+            if start.worker in self.incarnations:
+                give(self, start.worker, start.grant, self.version, out)
 
     def is_held(self, number: int) -> bool:
         """Return whether the policy has released this worker, but its grant has to wait."""
         return any(start.worker == number for start in self._starts)
 
-    def held_because(self) -> str:
-        """Return why the next grant has to wait though the policy allows it; "" if it need not."""
+    def held_because(self, version: int | None = None) -> str:
+        """Return why the next grant has to wait though the policy allows it; "" if it need not.
+
+        It would be at this version; None: at the present one.
+        """
         room = self.rules.capacity
-        if room is not None and len(self._reserved) >= room:
+        if room is not None and len(self.reserved) >= room:
             return (
                 f"the servers' budget has room for {room} contributions, and all of it "
                 "is taken; raise --budget or wait for the next update"
             )
-        if self.group == MODEL and not self._pins.admits(self.version):
+        if self.group == MODEL and not self._pins.admits(
+            self.version if version is None else version
+        ):
             return f"{self._pins.versions_max} versions of the model are still on their way"
         return self.shortage()
-
-    def _grant(self, start: e.Start, incarnation: int, out: Decisions) -> None:
-        samples = self.draws.take(start.worker, start.grant, incarnation)
-        if samples is None and self.draws.pool is not None:
-            self._over.setdefault(incarnation, Marks()).settle(start.grant)
-            return
-        self._reserved.add((start.worker, start.grant))
-        self._current[start.worker] = start.grant
-        version = self._bases[start.worker, start.grant] = self.version
-        # Delay compensation needs the servers to keep what every grant was computed on.
-        held = self.holdings.version(incarnation)
-        known = held == version and not self.rules.staleness.compensation
-        follow = self.group == MODEL and not known
-        if follow:
-            self.holdings.granted(incarnation, start.grant, version)
-            out.log(c.Grant(incarnation, self.group, start.grant, version, [], held))
-        clocks = self.sync.clocks
-        message = c.Granted(
-            group=self.group,
-            grant=start.grant,
-            version=version,
-            bytes_follow=follow,
-            clock=clocks[start.worker],
-            slowest=min(clocks.values()),
-            fastest=max(clocks.values()),
-            index=out.index,
-            kids=[],
-            token=0,
-            samples=samples,
-            **self.rules.coding.for_grants(),
-        )
-        out.tell(incarnation, message)
 
     @property
     def under_way(self) -> bool:
         """Whether anybody was ever granted anything: the start line is passed."""
-        return bool(self._current)
+        return bool(self.current)
 
     def need(self, policy: SyncPolicy | None = None) -> int:
         """Return how many contributions a server must have room for; None: this policy's need."""

@@ -40,6 +40,10 @@ class Holdings:
         self._pins.by_grant.pop(name, None)
         self._outdated.discard(name)
 
+    def never_was(self, version: int) -> None:
+        """The log has not come to this version, and what workers have of it is no version."""
+        self._versions = {who: held for who, held in self._versions.items() if held < version}
+
     def version(self, incarnation: int) -> int:
         """Return the newest version that this worker is known to hold all of."""
         return self._versions.get(incarnation, NOTHING)

@@ -47,6 +47,7 @@ def rules(router: Router) -> Rules:
         clips=router.model_spec.clip_global_norm is not None,
         staleness=router.staleness,
         coding=router.coding,
+        streaming=router.config.streaming,
     )
 
 
@@ -64,7 +65,7 @@ def check_finish(group: Group, name: ContributionId, worker: Worker, grant: int)
     done = {(a.number, a.grant) for a in group.arrivals.values() if a.finished}
     known = group.arrivals.get(name)
     again = (worker.number, grant) in done or (known is not None and known.finished)
-    if again or group._current.get(worker.number) != grant:
+    if again or not group.is_open(worker.number, grant):
         raise Refused(
             f"{worker} finished batch {name.batch} under grant {grant}, which is not open for it"
         )
@@ -111,18 +112,23 @@ def configuration(router: Router) -> c.Configure:
     )
 
 
-def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
-    """Change a live setting; return from which model version it holds.
+def change(router: Router, message: c.Change, number: int, out: Decisions) -> dict[str, Any]:
+    """Change a live setting, as the worker with this number asks (-1: somebody else does); return
+    from which model version it holds.
 
     Raises:
         Refused, ValueError: no such setting, or not a value for it.
     """
+    group, late = router.groups.model, False
     match message.setting:
         case "lr":
-            rate = number(message.value, "lr")
+            rate = positive(message.value, "lr")
             router.model_spec = router.model_spec.with_lr(rate)
             router.plain_spec = router.plain_spec.with_lr(rate)
-            router.log_configuration(out)
+            late = group is not None and group.ahead.defers(number, group)
+            if group is not None and message.inside and not late:
+                group.ahead.drop(group, out)
+            router.log_configuration(out, late=late)
         case "policy":
             chosen = policy(message.value)
             check_budget(router, chosen)
@@ -131,28 +137,30 @@ def change(router: Router, message: c.Change, out: Decisions) -> dict[str, Any]:
             router.log_configuration(out)
         case "staleness":
             router.staleness = staleness(message.value)
-            if router.groups.model is not None:
-                router.groups.model.rules.staleness = router.staleness
+            if group is not None:
+                group.ahead.drop(group, out)
+                group.rules.staleness = router.staleness
             router.log_configuration(out)
         case "codec":
             router.coding.use_up(message.value)
             router.log_configuration(out)
         case "codec_down":
             router.coding.use_down(message.value)
-            if router.groups.model is not None:
-                router.groups.model.holdings.forget()
+            if group is not None:
+                group.ahead.drop(group, out)
+                group.holdings.forget()
             router.log_configuration(out)
         case other:
             raise Refused(
                 f"there is no live setting {other!r}; there are: codec, codec_down, lr, policy, "
                 "staleness"
             )
-    version = router.groups.version
+    version = group.ahead.version if late and group is not None else router.groups.version
     router.hub.note("info", f"{message.setting} is {message.value} from version {version} on")
     return {"setting": message.setting, "value": message.value, "version": version}
 
 
-def number(text: str, setting: str) -> float:
+def positive(text: str, setting: str) -> float:
     """Return a setting's number.
 
     Raises:

@@ -155,7 +155,9 @@ class Router:
             case c.Status(token=token):
                 self.hub.send(peer, c.Reply(token, requests.status(self)))
             case c.Change():
-                self.hub.send(peer, c.Reply(message.token, requests.change(self, message, out)))
+                number = who.number if isinstance(who, Worker) else -1
+                value = requests.change(self, message, number, out)
+                self.hub.send(peer, c.Reply(message.token, value, out.index))
             case _ if isinstance(who, Worker):
                 self._from_worker(who, message, out)
             case _ if isinstance(who, Server):
@@ -385,11 +387,12 @@ class Router:
 
     # --- settings ----------------------------------------------------------------------------
 
-    def log_configuration(self, out: Decisions) -> None:
-        """Write the settings in force into the log, between two commits."""
+    def log_configuration(self, out: Decisions, *, late: bool = False) -> None:
+        """Write the settings in force into the log, between two commits (`late`: behind the next
+        one, if servers may have made a part of it)."""
         entry = requests.configuration(self)
         if self.groups.model is not None:
-            self.groups.model.log_between_commits(entry, out)
+            self.groups.model.configure(entry, out, late=late)
         elif not len(self.log):
             self.log.extend([entry])
         else:

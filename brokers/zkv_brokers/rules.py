@@ -17,5 +17,7 @@ class Rules:
     clips: bool = False
     """Whether commits need the gradient's norm over all shards first."""
     staleness: Staleness = field(default_factory=Staleness)
+    streaming: bool = True
+    """Whether the next version may be granted before its update is in the log."""
     coding: Coding = field(default_factory=Coding)
     """How workers encode their gradients, and servers what grants send."""

@@ -8,7 +8,7 @@ order, keeps contributions until the log settles them, and sends what grants say
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
+from zkv_brokers.members import INCARNATIONS_PER_TERM
 from zkv_brokers.store import Settings, Store
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import Plan, plan
@@ -181,9 +182,10 @@ class Shard:
                 self._regroup(kid, group, bid)
             case c.Grant():
                 self.started = True
-                blocks = [b for b in self._granted(entry) if b.server == self.number]
-                self.grants.add(entry, blocks)
-                self.commits.granted(entry, blocks)
+                self._grant(entry)
+            case c.Expect(group=group):
+                self.commits.streaming.expect(entry)
+                self._make(self._mine(group))
             case c.Sum(group=group, version=version):
                 sums = self.commits.square_sums(entry, self._mine(group))
                 out.append(ToBroker(c.SquareSums(group, version, sums)))
@@ -191,6 +193,9 @@ class Shard:
                 self.started = True
                 self.commits.commit(entry, self._mine(group))
                 self.versions[group] = version
+                if group == MODEL:
+                    for block in self._mine(group):
+                        self.grants.fill(block, version, self.store.blocks[block.bid].current)
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
                 self.contributions.discard(incarnation, group, grant, batch)
                 if batch == NO_BATCH:
@@ -198,13 +203,14 @@ class Shard:
                     if group == MODEL:
                         self.commits.bases.release(incarnation, grant)
             case c.Configure(optimizer=plain):
-                self.store.configure(
-                    Settings(
-                        OptimizerSpec.from_plain(plain["model"]),
-                        OptimizerSpec.from_plain(plain["plain"]),
-                        staleness(plain.get("staleness", "none")),
-                    )
+                settings = Settings(
+                    OptimizerSpec.from_plain(plain["model"]),
+                    OptimizerSpec.from_plain(plain["plain"]),
+                    staleness(plain.get("staleness", "none")),
                 )
+                if self.commits.streaming.by_block and settings != self.store.settings:
+                    raise ProtocolError("other settings came for an update that is made already")
+                self.store.configure(settings)
                 down = down_plan(plain.get("codec_down", "none"))
                 self.store.views.use(down)
                 out.append(Prepare((plan(plain.get("codec", "none")), down)))
@@ -213,6 +219,27 @@ class Shard:
                 self.contributions.keep_only(self.members, set(kept))
                 self.grants.keep_only(self.members)
                 self.commits.bases.keep_only(self.members | {name.incarnation for name in kept})
+
+    def _grant(self, entry: c.Grant) -> None:
+        blocks = [b for b in self._granted(entry) if b.server == self.number]
+        if entry.group != MODEL or entry.version <= self.versions.get(MODEL, 0):
+            self.grants.add(entry, blocks)
+            self.commits.granted(entry, blocks)
+            return
+        self.grants.foresee(entry, blocks)
+        for block in blocks:
+            made = self.commits.streaming.by_block.get(block.bid)
+            if made is not None:
+                self.grants.fill(block, entry.version, made[1].current)
+
+    def _make(self, blocks: Sequence[BlockSpec]) -> None:
+        """Make the next version of blocks for which all is here, and send it to whom it is
+        granted."""
+        streaming = self.commits.streaming
+        for block in blocks:
+            state = streaming.make(block)
+            if state is not None:
+                self.grants.fill(block, streaming.version, state.current)
 
     def _drop(self, init: int) -> None:
         entry = self._inits.pop(init)
@@ -255,6 +282,11 @@ class Shard:
                 self.grants.greet(incarnation)
             case d.Push(index=index) | d.Done(index=index) if index > self.index:
                 self._park(FromWorker(message, payload))
+            case d.Push(contribution=name) | d.Done(contribution=name) if (
+                name.incarnation // INCARNATIONS_PER_TERM != self.term
+            ):
+                # The worker has not heard of this broker yet, which will let it in anew.
+                pass
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):
@@ -310,6 +342,10 @@ class Shard:
                     self._void(name, held, kept, out)
                 else:
                     held.payloads[message.bid] = kept
+                    if message.weight is not None:
+                        held.declared[message.bid] = message.weight
+                    if self.commits.streaming.begun(name, held):
+                        self._make([block])
         self._ack(name, message.bid)
         self._report_if_held(name, held)
 
@@ -325,6 +361,8 @@ class Shard:
                 held.weight = message.weight
                 held.bids = self._bids(name, message)
                 held.skipped = frozenset(message.skipped)
+                if self.commits.streaming.begun(name, held):
+                    self._make(self._mine(MODEL))
             self._report_if_held(name, held)
         self._ack(name, -1)
 

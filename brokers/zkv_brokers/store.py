@@ -261,6 +261,23 @@ class Store:
             self._apply(state, values, where, gradient, run, dtype)
         return True
 
+    def ahead(self, block: BlockSpec, shares: Sequence[Share], version: int) -> BlockState:
+        """Return what a block will be after an update (see `commit`), in arrays of its own."""
+        now = self.blocks[block.bid]
+        self.blocks[block.bid] = BlockState(
+            Pinned(now.current.values.copy()),
+            None if now.master is None else now.master.copy(),
+            now.rule,
+            tuple(slot.copy() for slot in now.slots),
+            dict(now.counts),
+        )
+        try:
+            if self.commit(block, shares, version, lambda spec: 1.0):
+                self.count(block, shares)
+            return self.blocks[block.bid]
+        finally:
+            self.blocks[block.bid] = now
+
     def _apply(
         self,
         state: BlockState,

@@ -68,6 +68,10 @@ def drawn(seed: int, **fixed: Any) -> Options:
         "broker_restarts": rng.choice((0, 0, 1, 2)),
         "codec": rng.choice(CODECS),
         "codec_down": rng.choice(CODECS_DOWN),
+        "streaming": rng.random() < 0.8,
+        "layer_s": rng.choice((0.0, 0.0, 0.02)),
+        "undeclared": rng.choice((0.0, 0.0, 0.2)),
+        "rates": rng.choice((0.0, 0.0, 0.2)),
     }
     return Options(**{**options, **fixed})
 

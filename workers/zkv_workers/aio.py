@@ -32,7 +32,7 @@ log = logging.getLogger("zkv.worker")
 class AsyncBatch(AnyBatch):
     """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
 
-    def __init__(self, worker: AsyncWorker, weight: float, *, early: bool = False) -> None:
+    def __init__(self, worker: AsyncWorker, weight: float | None, *, early: bool = False) -> None:
         super().__init__(weight, worker._ledger, worker._running, worker._outlet)
         self._worker = worker
         self._early = early
@@ -205,8 +205,10 @@ class AsyncWorker:
         )
         await self._ask(make)
 
-    def batch(self, weight: float = 1.0, *, early: bool = False) -> AsyncBatch:
+    def batch(self, weight: float | None = 1.0, *, early: bool = False) -> AsyncBatch:
         """Return the next mini-batch, of `weight` samples, as an async context manager.
+
+        `weight` None: `set_weight` says it before the block is left; servers wait for it.
 
         `early`: enter it as soon as it is granted, while its values are on their way; then
         `await batch.arrived("w1")` before `batch["w1"]`.

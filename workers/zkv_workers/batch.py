@@ -23,12 +23,12 @@ class AnyBatch(ABC):
 
     def __init__(
         self,
-        weight: float,
+        weight: float | None,
         ledger: Ledger,
         running: Running,
         outlet: Outlet,
     ) -> None:
-        self._weight = check_weight(weight)
+        self._weight = None if weight is None else check_weight(weight)
         self._ledger = ledger
         self._running = running
         self._outlet = outlet
@@ -168,8 +168,14 @@ class AnyBatch(ABC):
 
     def set_weight(self, weight: float) -> None:
         """Say of how many samples this batch is, before the block is left (for local
-        rounds; default: how many samples it has from `worker.batches`)."""
-        self._open.weight = check_weight(weight)
+        rounds; default: how many samples it has from `worker.batches`).
+
+        If another weight was named when the batch was begun, and something was pushed since, what
+        was made of that is made again.
+        """
+        state = self._open
+        state.weight = check_weight(weight)
+        state.declared = None if state.declared is None else state.weight
 
     def set_loss(self, loss: float) -> None:
         """Say the loss of this batch, before the block is left.

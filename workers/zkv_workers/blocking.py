@@ -36,7 +36,7 @@ CLOSE_TIMEOUT_S = 5.0
 class Batch(AnyBatch):
     """One mini-batch: a context manager. Entering waits until the policy lets it begin."""
 
-    def __init__(self, worker: Worker, weight: float) -> None:
+    def __init__(self, worker: Worker, weight: float | None) -> None:
         super().__init__(weight, worker._ledger, worker._running, worker._outlet)
         self._worker = worker
 
@@ -220,8 +220,9 @@ class Worker:
         )
         self._call(make)
 
-    def batch(self, weight: float = 1.0) -> Batch:
-        """Return the next mini-batch, of `weight` samples, as a context manager."""
+    def batch(self, weight: float | None = 1.0) -> Batch:
+        """Return the next mini-batch, of `weight` samples (None: `set_weight` says it before the
+        block is left, and servers wait for it), as a context manager."""
         return Batch(self, weight)
 
     def batches(self, data: Shard) -> Iterator[Batch]:

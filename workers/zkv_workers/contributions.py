@@ -95,12 +95,13 @@ class Contributions:
             token, self.cycle.token = self.cycle.token, 0
             self._answer(token, None)
 
-    def send_block(self, batch: int, bid: int, sealed: Sealed) -> None:
+    def send_block(self, block: s.SendBlock) -> None:
         """Send one block of the current batch; of a cancelled one, nothing."""
-        grant = self.cycle.grant_of(batch)
+        grant = self.cycle.grant_of(block.batch)
         if grant is not None:
-            self.cycle.nbytes += sealed.payload.nbytes
-            self.uploads.push(self.name(MODEL, batch), grant, bid, sealed, self.index)
+            self.cycle.sent(block.sealed.payload.nbytes, block.weight)
+            name = self.name(MODEL, block.batch)
+            self.uploads.push(name, grant, block.bid, block.sealed, self.index, block.weight)
 
     def finish(self, event: s.Finish) -> None:
         """The current batch is complete."""
@@ -110,11 +111,16 @@ class Contributions:
             self.counts["cancelled"] += 1
             self._answer(event.token, CANCELLED)
             return
-        self.cycle.finish()
         finish = c.Finish(
-            self.name(MODEL, event.batch), grant, event.weight, event.loss, self.cycle.nbytes
+            self.name(MODEL, event.batch),
+            grant,
+            event.weight,
+            event.loss,
+            self.cycle.nbytes,
+            self.cycle.declared(event.weight),
         )
         self._conclude(finish, event.skipped, event.token)
+        self.cycle.finish()
 
     def withdraw(self, batch: int) -> None:
         """Nothing of the current batch counts; its grant serves the next one."""

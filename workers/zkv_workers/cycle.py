@@ -29,26 +29,41 @@ class Cycle:
     """How many samples of the pool the current batch computes on."""
     nbytes: int = 0
     """What was sent of the current batch."""
+    weights: set[float] = field(default_factory=set)
+    """Those that were sent with it."""
     blocks: Mapping[int, Array] = field(default_factory=dict)
     """The values of the newest grant that are here."""
     _granted: c.Granted | None = None
+    _next: tuple[c.Granted, Mapping[int, Array]] | None = None
+    """The grant of the batch after this one, and its values, if that came already."""
 
-    def granted(self, message: c.Granted, blocks: Mapping[int, Array] | None) -> None:
-        """The broker allows the next batch; its values come into `blocks`, or are those that are
-        here (None)."""
-        self._granted = message
-        if blocks is not None:
-            self.blocks = blocks
+    def granted(self, message: c.Granted, blocks: Mapping[int, Array]) -> None:
+        """The broker allows the next batch; its values come into `blocks`."""
+        if self._granted is None:
+            self._granted, self.blocks = message, blocks
+        else:
+            self._next = message, blocks
+
+    def _go_on(self) -> None:
+        """The newest grant serves no batch any more."""
+        self._granted = None
+        if self._next is not None:
+            (self._granted, self.blocks), self._next = self._next, None
 
     def begin(self, layout: Layout) -> tuple[int, Grant] | None:
-        """Begin the batch that a call waits for, if it is granted."""
+        """Begin the batch that a call waits for, if it is granted.
+
+        Under a grant ahead of the log not before a value is here: as long as there is none, it may
+        be taken back without any work done in vain.
+        """
         granted, token = self._granted, self.token
-        if granted is None or not token:
+        if granted is None or not token or (granted.ahead and not self.blocks):
             return None
         self.token = 0
         self.batch += 1
         self.current = (self.batch, granted.grant)
         self.version, self.nbytes = granted.version, 0
+        self.weights.clear()
         where = granted.samples
         self.samples = 0 if where is None else where.stop - where.start
         return token, Grant(
@@ -66,6 +81,17 @@ class Cycle:
             chosen=granted.chosen,
         )
 
+    def sent(self, nbytes: int, weight: float | None) -> None:
+        """A block of the current batch was sent."""
+        self.nbytes += nbytes
+        if weight is not None:
+            self.weights.add(weight)
+
+    def declared(self, weight: float) -> float | None:
+        """Return the weight that blocks were sent with; if there was another one than the batch
+        has in the end, that one."""
+        return next(iter(self.weights - {weight}), weight) if self.weights else None
+
     def grant_of(self, batch: int) -> int | None:
         """Return the grant of the batch that is being computed; None if it was cancelled."""
         return self.current[1] if self.current is not None and self.current[0] == batch else None
@@ -77,7 +103,8 @@ class Cycle:
 
     def finish(self) -> None:
         """The batch is finished, its grant used up."""
-        self.current = self._granted = None
+        self.current = None
+        self._go_on()
 
     def withdraw(self) -> None:
         """The batch is given up; its grant serves the next one."""
@@ -86,7 +113,9 @@ class Cycle:
     def cancel(self, grant: int) -> int | None:
         """The broker takes a grant back; return the batch that is being computed under it."""
         if self._granted is not None and self._granted.grant == grant:
-            self._granted = None
+            self._go_on()
+        elif self._next is not None and self._next[0].grant == grant:
+            self._next = None
         if self.current is None or self.current[1] != grant:
             return None
         batch, self.current = self.current[0], None
@@ -98,4 +127,4 @@ class Cycle:
 
     def restart(self) -> None:
         """The broker is a new one: nothing is granted."""
-        self._granted, self.current = None, None
+        self._granted, self._next, self.current = None, None, None

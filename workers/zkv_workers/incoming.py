@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
+from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import MODEL, PULLS
@@ -59,12 +60,15 @@ class Incoming:
             blocks = self._layout.blocks_for(message.kids)
             self._arrived(self.downloads.expect(message, blocks, now))
         elif message.group == MODEL:
-            assembly = None
+            assembly = self.downloads.held(message.version)
             if message.bytes_follow:
                 blocks = self._layout.blocks_in(MODEL)
                 assembly = self.downloads.expect(message, blocks, now)
-            made.cycle.granted(message, None if assembly is None else assembly.blocks)
-            self._arrived(assembly)
+            if assembly is None:
+                raise ProtocolError(f"version {message.version} was granted, and is not here")
+            made.cycle.granted(message, assembly.blocks)
+            if message.bytes_follow:
+                self._arrived(assembly)
             made.answer_begin()
         else:
             made.plain.granted(message.group, message.grant)
@@ -73,6 +77,8 @@ class Incoming:
     def take(self, message: d.Block, payload: Array, now: float) -> None:
         """A server sends a block."""
         self._arrived(self.downloads.take(message, payload, now))
+        if message.group == MODEL and self._made.cycle.token:
+            self._made.answer_begin()
 
     def drop(self, group: int, grant: int, batch: int | None) -> None:
         """A grant is taken back, and with it the batch that is being computed under it, if any.

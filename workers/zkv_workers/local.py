@@ -95,7 +95,7 @@ class Local(Rounds):
 
     def _begin(self, batch: LocalBatch) -> None:
         if self._needs_round(batch):
-            self.last = self._worker.batch()
+            self.last = self._worker.batch(None)
             self._start(self.last.__enter__(), self._h, dealt=False)
         self._enter(batch)
 
@@ -162,7 +162,7 @@ class AsyncLocal(Rounds):
 
     async def _begin(self, batch: AsyncLocalBatch) -> None:
         if self._needs_round(batch):
-            self.last = self._worker.batch()
+            self.last = self._worker.batch(None)
             self._start(await self.last.__aenter__(), self._h, dealt=False)
         self._enter(batch)
 

@@ -112,7 +112,9 @@ def specs_of(
 class BatchState:
     """One mini-batch being computed: the values that it began with, and the gradients so far."""
 
-    def __init__(self, grant: s.Grant, weight: float, encoder: Encoder | None = None) -> None:
+    def __init__(
+        self, grant: s.Grant, weight: float | None, encoder: Encoder | None = None
+    ) -> None:
         layout = grant.layout
         kids = layout.kids_in(MODEL)
         self.number = grant.batch
@@ -120,7 +122,9 @@ class BatchState:
         self.clock = grant.clock
         self.slowest = grant.slowest
         self.fastest = grant.fastest
-        self.weight = weight
+        self.declared = weight
+        """The weight that is sent with blocks; None: it is said at the end."""
+        self.weight = 1.0 if weight is None else weight
         self.loss: float | None = None
         self.cancelled = False
         self.began = time.monotonic()

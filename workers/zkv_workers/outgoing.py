@@ -60,7 +60,8 @@ class Outgoing:
 
     def push(self, key: Key, gradient: object, *, lend: bool) -> Future[None]:
         """Send what a gradient has completed; see `Batch.push`."""
-        futures = [self._send(full, lend) for full in self.state.packer.add(key, gradient)]
+        weight = self.state.declared
+        futures = [self._send(full, lend, weight) for full in self.state.packer.add(key, gradient)]
         if lend and any(futures) and isinstance(gradient, np.ndarray):
             return self._lend(key, gradient)
         done: Future[None] = Future()
@@ -70,7 +71,7 @@ class Outgoing:
     def rest(self) -> None:
         """Send the buckets in which some keys were skipped."""
         for full in self.state.packer.rest():
-            self._send(full, lend=False)
+            self._send(full, lend=False, weight=None)
 
     def drop(self) -> None:
         """Nothing of the batch counts: what was encoded of it is taken back."""
@@ -82,13 +83,13 @@ class Outgoing:
         else:
             encoder.settled(number, counted=False)
 
-    def _send(self, full: Full, lend: bool) -> bool:
+    def _send(self, full: Full, lend: bool, weight: float | None) -> bool:
         """Encode a block at once, or hand it to the pipeline; return whether that has it now."""
         state, encoder = self.state, self.outlet.encoder
         block = state.layout.blocks[full.bid]
         if full.sealed is not None or not encoder.takes_long(state.layout, block):
             sealed = self._seal(full, TRAINING)
-            self.outlet.feed(s.SendBlock(state.number, full.bid, sealed))
+            self.outlet.feed(s.SendBlock(state.number, full.bid, sealed, weight))
             return False
         if not (full.own or lend):
             full = full.copied()
@@ -103,7 +104,7 @@ class Outgoing:
                 # Nobody is there to hear it: the batch's end says it.
                 self.error = error
                 return
-            self.outlet.feed_beside(s.SendBlock(state.number, full.bid, sealed))
+            self.outlet.feed_beside(s.SendBlock(state.number, full.bid, sealed, weight))
 
         self.outlet.pipeline.put(job, full.values.nbytes)
         return True

@@ -110,8 +110,8 @@ class Session:
                 self._from_broker(frame)
             case s.FromServer(message, payload):
                 self._from_server(message, payload)
-            case s.SendBlock(batch, bid, sealed):
-                self.made.send_block(batch, bid, sealed)
+            case s.SendBlock():
+                self.made.send_block(event)
             case s.Finish(token=token, batch=batch):
                 self.requests.open(token, f"the fate of batch {batch}", self.now, None)
                 self.made.finish(event)
@@ -167,7 +167,9 @@ class Session:
                 self._told.tell(c.Leave())
             case s.Ask(token, setting, value):
                 self.requests.open(token, f"the answer about {setting or 'the status'}", self.now)
-                self._link.send(c.Change(token, setting, value) if setting else c.Status(token))
+                inside = bool(self.made.cycle.nbytes) and self.made.cycle.current is not None
+                asked = c.Change(token, setting, value, inside) if setting else c.Status(token)
+                self._link.send(asked)
             case _:
                 raise AssertionError(f"no such input: {event}")
 
@@ -279,7 +281,8 @@ class Session:
                 for group, batch, version, why in fates:
                     self.made.settled(group, batch, version, why)
                 self._send_pulls()
-            case c.Reply(token=token, value=value):
+            case c.Reply(token=token, value=value, index=index):
+                self.made.index = max(self.made.index, index)
                 self._answer(token, value)
             case c.Refusal(token=token, code=code, reason=reason):
                 self._refused(token, errors.from_code(code, reason))

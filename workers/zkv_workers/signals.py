@@ -77,6 +77,8 @@ class SendBlock:
     batch: int
     bid: int
     sealed: Sealed
+    weight: float | None = None
+    """Of the batch, if it is known by now, and no key of the block is skipped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,11 +72,19 @@ class Uploads:
             self._windows[server] = Window(self._window_bytes, resend_s=self._resend_s)
         return self._windows[server]
 
-    def push(self, name: ContributionId, grant: int, bid: int, sealed: Sealed, index: int) -> int:
+    def push(
+        self,
+        name: ContributionId,
+        grant: int,
+        bid: int,
+        sealed: Sealed,
+        index: int,
+        weight: float | None = None,
+    ) -> int:
         """Queue a block; return the server that it goes to."""
         server = self._layout.blocks[bid].server
         payload = sealed.payload
-        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form)
+        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight)
         self._window(server).offer((name, bid), payload.nbytes, SendData(server, message, payload))
         self.bytes_sent += payload.nbytes
         return server
@@ -177,10 +185,19 @@ class Downloads:
         self._troubles: list[str] = []
         self._held: Assembly | None = None
         """The newest grant of the model that is here completely: what deltas are added to."""
+        self._before: Assembly | None = None
+        """The one before that: the log may never come to the newest one's version."""
         self._backend = fastest()
         self.bytes_received = 0
         self.model_s = 0.0
         """Seconds from a grant until the last block of its model was here, over all grants."""
+
+    def held(self, version: int) -> Assembly | None:
+        """Return the newest grant of the model at this version, if all of it is here still."""
+        for one in (self._held, self._before):
+            if one is not None and one.granted.version == version:
+                return one
+        return None
 
     def receipts(self) -> list[SendData | Narrate]:
         """Return one receipt for each server and grant: their blocks have arrived since.
@@ -212,7 +229,7 @@ class Downloads:
     def _complete(self, name: tuple[int, int], assembly: Assembly) -> None:
         self._close(name)
         if assembly.granted.group == MODEL:
-            self._held = assembly
+            self._before, self._held = self._held, assembly
 
     def _close(self, name: tuple[int, int]) -> None:
         self._open.pop(name, None)
@@ -324,7 +341,7 @@ class Downloads:
         self._open.clear()
         self._early.clear()
         self._over.clear()
-        self._held = None
+        self._held = self._before = None
 
 
 def _coded(message: d.Block) -> bool:
