@@ -63,10 +63,10 @@ class Granted(Frozen, frozen=True, tag=73):
     """How to encode the gradients (a plan of `zkv_codecs.plan`)."""
     codec_down: Text = "none"
     """How the values of later grants will come."""
-    ahead: bool = False
-    """Whether the log has not reached this version yet: it will, or the grant is taken back."""
     chosen: Text = ""
     """The codec that stands for `bits:...` in that plan at present; "" if the plan has none."""
+    ahead: bool = False
+    """Whether the log has not reached this version yet: it will, or the grant is taken back."""
 
 
 class Exhausted(Frozen, frozen=True, tag=78):

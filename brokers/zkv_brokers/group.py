@@ -17,15 +17,16 @@ from zkv.marks import Marks
 from zkv.policy import SyncPolicy
 from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
-from zkv_brokers.ahead import Ahead
-from zkv_brokers.decisions import CANCELLED, Arrival, Decisions, Pins, Tally
+from zkv_brokers.book import Book
+from zkv_brokers.decisions import CANCELLED, Arrival, Decisions, Pins
 from zkv_brokers.draws import Draws
 from zkv_brokers.giving import give
 from zkv_brokers.holdings import Holdings
 from zkv_brokers.rules import Rules
+from zkv_brokers.summing import Summing
 
 
-class Group:
+class Group(Book):
     """The model (group 0) or one plain key, from joins and finishes to commits and grants."""
 
     def __init__(
@@ -37,31 +38,21 @@ class Group:
         servers: Iterable[int],
         pins: Pins,
     ) -> None:
+        super().__init__()
         self.group = group
         self.sync = Synchronizer(policy, members_min=members_min)
         self.servers = frozenset(servers)
         self.rules = Rules()
         self.shortage: Callable[[], str] = str
-        self.incarnations: dict[int, int] = {}
-        self.arrivals: dict[ContributionId, Arrival] = {}
-        self.tallies: dict[int, Tally] = {}
-        """What became of the contributions, by worker number."""
         self.draws = Draws()
         """The samples that go with the grants; of the model only."""
         self.version = 0
         """The version that the log has reached; the synchronizer's may be ahead of it (`Sum`)."""
         self._pins = pins
         self.holdings = Holdings(group, pins)
-        self.ahead = Ahead()
         self._queue: deque[e.Action] = deque()
         self._starts: deque[e.Start] = deque()
-        self.reserved: set[tuple[int, int]] = set()
-        self.over: dict[int, Marks] = {}
-        self._arrived: dict[tuple[int, int], ContributionId] = {}
-        self.current: dict[int, int] = {}
-        self.bases: dict[tuple[int, int], int] = {}
-        """The version that each open grant was given at, by (worker number, grant)."""
-        self._summing: tuple[int, dict[int, float], set[int]] | None = None
+        self._summing: Summing | None = None
         self._after_sum: list[c.Entry] = []
 
     # --- members -----------------------------------------------------------------------------
@@ -126,32 +117,15 @@ class Group:
             if not (isinstance(action, e.Start | e.Cancel) and action.worker == number)
         )
 
-    def kept(self) -> list[ContributionId]:
-        """Return the contributions that have arrived and wait for their update."""
-        return [name for name, arrival in self.arrivals.items() if arrival.arrived]
-
     def switch(self, policy: SyncPolicy, out: Decisions) -> None:
         """Change the policy at the current version (rule 14)."""
         self.ahead.drop(self, out)
         self._decide(e.Switched(policy), out)
 
-    def unfinished(self, incarnation: int) -> bool:
-        """Return whether something that this worker has finished is not held everywhere yet."""
-        return any(
-            a.finished and not a.arrived
-            for n, a in self.arrivals.items()
-            if n.incarnation == incarnation
-        )
-
     # --- contributions -----------------------------------------------------------------------
 
     def _arrival(self, name: ContributionId, number: int, grant: int) -> Arrival:
         return self.arrivals.setdefault(name, Arrival(name, number, grant))
-
-    def is_over(self, incarnation: int, grant: int) -> bool:
-        """Return whether what was computed under this grant is settled."""
-        marks = self.over.get(incarnation)
-        return marks is not None and grant in marks
 
     def finish(self, said: c.Finish, number: int, out: Decisions) -> None:
         """The worker says that it has sent all of a contribution."""
@@ -233,31 +207,12 @@ class Group:
         """Whether something is decided and not carried out."""
         return bool(self._queue or self._starts or self._summing)
 
-    def is_open(self, number: int, grant: int) -> bool:
-        """Return whether a worker may finish a batch under a grant."""
-        return grant in (self.current.get(number), self.ahead.grants.get(number))
-
-    def misled(self) -> list[Arrival]:
-        """Return the contributions whose blocks have named another weight than they have."""
-        return [one for one in self.arrivals.values() if one.misled]
-
-    def has_arrived(self, number: int, grant: int) -> bool:
-        """Return whether every server holds what was computed under a grant."""
-        return (number, grant) in self._arrived
-
-    def has_finished(self, number: int, grant: int) -> bool:
-        """Return whether a worker has said that it has sent all of it."""
-        found = [
-            one for one in self.arrivals.values() if (one.number, one.grant) == (number, grant)
-        ]
-        return any(one.finished for one in found)
-
     def _carry_out(self, out: Decisions) -> None:
         while self._queue and self._summing is None:
             action = self._queue[0]
             match action:
                 case e.Commit() if self.rules.clips:
-                    self._summing = (action.version, {}, set())
+                    self._summing = Summing(action.version)
                     out.log(c.Sum(self.group, action.version, self._counted(action)))
                     return
                 case e.Commit():
@@ -286,10 +241,6 @@ class Group:
         """Return how many updates have happened since a grant: its contribution's staleness."""
         return self.version - self.bases.get((number, grant), self.version)
 
-    def tally(self, number: int) -> Tally:
-        """Return the book of one worker's contributions."""
-        return self.tallies.setdefault(number, Tally())
-
     def _commit(self, action: e.Commit, square_sum: float | None, out: Decisions) -> None:
         counted = self._counted(action)
         out.log(c.Commit(self.group, action.version, counted, square_sum))
@@ -305,17 +256,10 @@ class Group:
 
     def square_sums(self, server: int, message: c.SquareSums, out: Decisions) -> None:
         """A server's answer to `Sum`; with the last one the commit is written."""
-        if (
-            self._summing is None
-            or self._summing[0] != message.version
-            or server in self._summing[2]
-        ):
-            return
-        _, by_block, answered = self._summing
-        by_block.update(dict(message.blocks))
-        answered.add(server)
-        if self.servers <= answered:
-            total = sum(by_block[bid] for bid in sorted(by_block))
+        total = None
+        if self._summing is not None:
+            total = self._summing.take(server, message, self.servers)
+        if total is not None:
             action = self._queue.popleft()
             self._summing = None
             if isinstance(action, e.Commit):
@@ -412,11 +356,6 @@ class Group:
         ):
             return f"{self._pins.versions_max} versions of the model are still on their way"
         return self.shortage()
-
-    @property
-    def under_way(self) -> bool:
-        """Whether anybody was ever granted anything: the start line is passed."""
-        return bool(self.current)
 
     def need(self, policy: SyncPolicy | None = None) -> int:
         """Return how many contributions a server must have room for; None: this policy's need."""

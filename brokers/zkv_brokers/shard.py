@@ -27,55 +27,21 @@ from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
-from zkv_brokers.members import INCARNATIONS_PER_TERM
+from zkv_brokers.shard_events import Action as Action
+from zkv_brokers.shard_events import Event as Event
+from zkv_brokers.shard_events import FromBroker as FromBroker
+from zkv_brokers.shard_events import FromWorker as FromWorker
+from zkv_brokers.shard_events import Prepare as Prepare
+from zkv_brokers.shard_events import Reset as Reset
+from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.store import Settings, Store
 from zkv_codecs.deltas import down_plan
-from zkv_codecs.plan import Plan, plan
+from zkv_codecs.plan import plan
 
 PARKED_BYTES_MAX = 256 * 1024 * 1024
 """How much data that is ahead of the log is kept; beyond it the worker's resend brings it again."""
 PARKED_HEADER_BYTES = 1024
 """What a parked header counts, so that headers without a payload are bounded too."""
-
-
-@dataclass(frozen=True, slots=True)
-class FromBroker:
-    """A control message, in order and exactly once."""
-
-    message: c.Message
-
-
-@dataclass(frozen=True, slots=True)
-class FromWorker:
-    """A data message, with the payload's bytes as a flat uint8 array if there is one."""
-
-    message: d.Data
-    payload: Array | None
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """The broker is a new instance, and nothing was granted yet: start from nothing."""
-
-
-Event = FromBroker | FromWorker | Reset
-
-
-@dataclass(frozen=True, slots=True)
-class ToBroker:
-    """Send this control message to the broker."""
-
-    message: c.Message
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Compile what these plans' codecs need, beside the loop: it may take many seconds."""
-
-    plans: tuple[Plan, ...]
-
-
-Action = ToBroker | ToWorker | Prepare
 
 
 @dataclass(slots=True)
@@ -282,11 +248,6 @@ class Shard:
                 self.grants.greet(incarnation)
             case d.Push(index=index) | d.Done(index=index) if index > self.index:
                 self._park(FromWorker(message, payload))
-            case d.Push(contribution=name) | d.Done(contribution=name) if (
-                name.incarnation // INCARNATIONS_PER_TERM != self.term
-            ):
-                # The worker has not heard of this broker yet, which will let it in anew.
-                pass
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):

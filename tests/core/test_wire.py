@@ -388,6 +388,7 @@ GOLDEN_ENTRIES: list[c.Entry] = [
     c.Discard(1048577, 0, 4, -1),
     c.Configure({"model": {"rule": "sgd", "lr": 0.1}, "plain": {"rule": "assign", "lr": 1.0}}),
     c.Epoch(3, [1048577, 1048578], [NAME]),
+    c.Expect(0, 11, [c.Expected(1048577, 5), c.Expected(1048578, 3)]),
 ]
 GOLDEN_CONTROL: list[c.Message] = [
     c.Log(1, 5, GOLDEN_ENTRIES),
@@ -436,6 +437,7 @@ FORM = d.Form(8, "", 0, 7)
 GOLDEN_DATA: list[d.Data] = [
     d.Greet(1048577, 1),
     d.Push(NAME, 4, 0, "none", 6),
+    d.Push(NAME, 4, 0, "none", 6, None, 32.0),
     d.Done(NAME, 4, 32.0, [0], [1], 6),
     d.Got(1048577, 0, 4, [0, 1]),
     d.Ask(1048577, -1, 4, [1]),

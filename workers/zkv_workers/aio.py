@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -46,15 +47,21 @@ class AsyncBatch(AnyBatch):
             UnknownKey: no key of the model.
             WaitTimeout: they did not come in time; the text says from whom.
         """
-        state = self._open
-        kids = () if state.cancelled else state.missing(keys or None)
-        if kids:
+        while True:
+            if self._is_to_begin_again:
+                self._grant(await self._worker._next_grant())
+            kids, number = self._lacking(keys or None), self.number
+            if not kids:
+                return
             wanted = faces.named(keys or None)
             waiting = Clock(self._ledger, "wait_s", "wait for values", keys=wanted)
             try:
-                await self._worker._driver.call(lambda token: s.Await(token, state.number, kids))
+                await self._worker._driver.call(partial(s.Await, batch=number, kids=kids))
             finally:
                 self._waited_s += waiting.stop()
+
+    def _begin_again(self) -> None:
+        """Nothing can be waited for here: `arrived` does it."""
 
     def _wait_for(self, kids: tuple[int, ...]) -> None:
         raise RuntimeError(

@@ -40,6 +40,8 @@ class AnyBatch(ABC):
         self._samples: tuple[Array, int] | None = None
         self._fate: Any = None
         self._withdrawn = False
+        self._touched = False
+        """Whether any value was handed out, or any gradient taken."""
         self._computing: Clock | None = None
         self._spent_s = 0.0
         self._waited_s = 0.0
@@ -81,11 +83,13 @@ class AnyBatch(ABC):
             Cancelled: the batch no longer counts; the `with` block swallows it.
         """
         self._need(None)
+        self._touched = True
         return self._open.params()
 
     def __getitem__(self, key: Key) -> Array:
         """One key's array of `params`: only its values are waited for."""
         self._need((key,))
+        self._touched = True
         return self._open.value(key)
 
     def read_into(self, key: Key, out: Array) -> None:
@@ -98,19 +102,35 @@ class AnyBatch(ABC):
             UnknownKey, KeyMismatch: no key of the model, or not an array for it.
         """
         self._need((key,))
+        self._touched = True
         self._open.read_into(key, out)
 
     def _need(self, keys: Sequence[Key] | None) -> None:
         """Wait until the values of these keys (None: of all) are here, or the batch is
-        cancelled."""
-        state = self._open
-        kids = () if state.cancelled else state.missing(keys)
-        if kids:
+        cancelled; one of which nothing was seen yet begins again instead."""
+        while kids := self._lacking(keys):
             waiting = Clock(self._ledger, "wait_s", "wait for values", keys=named(keys))
             try:
                 self._wait_for(kids)
             finally:
                 self._waited_s += waiting.stop()
+
+    def _lacking(self, keys: Sequence[Key] | None) -> tuple[int, ...]:
+        """Return what has to be waited for if these keys (None: all) are wanted."""
+        if self._is_to_begin_again:
+            self._begin_again()
+        state = self._open
+        return () if state.cancelled else state.missing(keys)
+
+    @property
+    def _is_to_begin_again(self) -> bool:
+        """Whether the version of this batch never came to be, and nothing was made of it."""
+        state, fresh = self._open, not self._touched and self._samples is None
+        return fresh and state.cancelled and state.ahead
+
+    @abstractmethod
+    def _begin_again(self) -> None:
+        """Take the next grant, if it can be waited for here."""
 
     @abstractmethod
     def _wait_for(self, kids: tuple[int, ...]) -> None:
@@ -161,6 +181,7 @@ class AnyBatch(ABC):
             PushRefused: it has NaN or Inf, which its codec cannot send.
         """
         self._open.check()
+        self._touched = True
         if self._ledger.spans is None:
             return self._out.push(key, gradient, lend=lend)
         with self._ledger.spans.timed(TRAINING, f"push {key}", batch=self.number):
@@ -260,6 +281,8 @@ class AnyBatch(ABC):
         self._outlet.pipeline.drain()
         faces.use_codecs(self._encoder, self._ledger, grant)
         self._encoder.begin()
+        if self._state is not None:
+            self._running.remove(self._state.number)
         self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
         self._outgoing = Outgoing(self._outlet, self._state)
 

@@ -79,6 +79,7 @@ class Cycle:
             codec=granted.codec,
             codec_down=granted.codec_down,
             chosen=granted.chosen,
+            ahead=granted.ahead,
         )
 
     def sent(self, nbytes: int, weight: float | None) -> None:

@@ -127,6 +127,7 @@ class BatchState:
         self.weight = 1.0 if weight is None else weight
         self.loss: float | None = None
         self.cancelled = False
+        self.ahead = grant.ahead
         self.began = time.monotonic()
         self.layout = layout
         self._kids = kids

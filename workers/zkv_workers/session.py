@@ -351,8 +351,9 @@ class Session:
                 self.incoming.take(message, payload, self.now)
                 self._begun()
             case d.Fenced(reason=reason):
-                # Who leaves is no member any more when a frame of its is repeated: no news.
-                if not self.requests.leaving:
+                # Who leaves is no member any more when a frame of its is repeated: no news. Before
+                # anything was begun the broker may be a new one, which lets this worker in anew.
+                if self.made.started and not self.requests.leaving:
                     self.fail(errors.Evicted(reason))
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a worker")

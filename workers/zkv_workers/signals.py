@@ -231,6 +231,8 @@ class Grant:
     codec_down: str = "none"
     """How the values of later grants will come."""
     chosen: str = ""
+    ahead: bool = False
+    """Whether its version may never come to be; then the batch is cancelled."""
     """The codec that stands for `bits:...` in that plan at present."""
 
 

@@ -1,0 +1,51 @@
+"""What a shard hears, and what it wants done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zkv import control as c
+from zkv import data_messages as d
+from zkv.dtypes import Array
+from zkv_brokers.grants import ToWorker
+from zkv_codecs.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class FromBroker:
+    """A control message, in order and exactly once."""
+
+    message: c.Message
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """A data message, with the payload's bytes as a flat uint8 array if there is one."""
+
+    message: d.Data
+    payload: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The broker is a new instance, and nothing was granted yet: start from nothing."""
+
+
+Event = FromBroker | FromWorker | Reset
+
+
+@dataclass(frozen=True, slots=True)
+class ToBroker:
+    """Send this control message to the broker."""
+
+    message: c.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Compile what these plans' codecs need, beside the loop: it may take many seconds."""
+
+    plans: tuple[Plan, ...]
+
+
+Action = ToBroker | ToWorker | Prepare

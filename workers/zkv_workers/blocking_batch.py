@@ -1,0 +1,63 @@
+"""One mini-batch of the blocking worker."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from zkv_workers import signals as s
+from zkv_workers.batch import AnyBatch
+from zkv_workers.waiting import narrated
+
+if TYPE_CHECKING:
+    from zkv_workers.blocking import Worker
+
+
+class Batch(AnyBatch):
+    """One mini-batch: a context manager. Entering waits until the policy lets it begin."""
+
+    def __init__(self, worker: Worker, weight: float | None) -> None:
+        super().__init__(weight, worker._ledger, worker._running, worker._outlet)
+        self._worker = worker
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Wait until the batch is settled and return its outcome.
+
+        Raises:
+            WaitTimeout: it is not settled within `timeout_s` (None: the worker's
+                `wait_timeout_s`); the batch may still count later.
+        """
+        if self._fate is not None:
+            config = self._worker._config
+            patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
+            what = f"the fate of batch {self.number}"
+            narrated(self._fate, config, patience_s, what, self._worker._reason)
+        return self.outcome
+
+    def __enter__(self) -> Batch:
+        self._check_unused()
+        if self._state is None:
+            self._grant(self._worker._next_grant())
+        self._begin()
+        return self
+
+    def _begin_again(self) -> None:
+        self._grant(self._worker._next_grant())
+
+    def _wait_for(self, kids: tuple[int, ...]) -> None:
+        self._worker._call(lambda token: s.Await(token, self.number, kids), behind=False)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        finish = self._end(error)
+        if finish is None:
+            return False
+        self._fate = self._worker._start(
+            finish, self._outlet.pipeline if self._out.beside else None
+        )
+        self._worker._watch(self._fate, self._settled)
+        return error is not None
