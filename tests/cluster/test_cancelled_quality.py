@@ -73,7 +73,7 @@ class Training(Sim):
         specs, values = specs_of(self.params())
         yield lambda token: s.Initialise(token, tuple(specs), values, False)
 
-    def _check_grant(self, grant: s.Grant, state: BatchState) -> None:
+    def _check_grant(self, grant: s.Grant, state: BatchState, worker: Any) -> None:
         self.version = max(self.version, grant.version)
         if grant.version == UPDATES:
             _, logits = digits_model.forward(parts(state.params()["w"]), self.x)
@@ -81,7 +81,7 @@ class Training(Sim):
             log_q = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
             self.loss = float(-log_q[np.arange(len(self.y)), self.y].mean())
 
-    def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> None:
+    def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> Program:
         state.check()
         chance = np.random.default_rng([self.seed, rank, state.number])
         some = chance.integers(0, len(self.y), BATCH)
@@ -94,8 +94,9 @@ class Training(Sim):
         pushed = self.contributions[name] = Pushed(rank, 0, state.weight, sent)
         self.given[name] = gradient
         blocks = [*state.packer.add("w", gradient), *state.packer.rest()]
-        self._send_all(route, worker, state, blocks, sent)
+        self._send_all(route, worker, state, blocks, sent, None)
         self.feed(route, worker, self._finish(worker, state, pushed))
+        yield from ()
 
     def owed(self, worker: SimWorker, block: BlockSpec) -> Array:
         """Return what a worker's codec still keeps back: a codec that cuts nothing sends it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -371,10 +372,22 @@ def drawn(seed: int, policy: str) -> Options:
     )
 
 
+def slow(seed: int) -> Options:
+    """Draw a run in which much that is finished waits for the slowest, and three workers die."""
+    policy = ("k-bsp:2", "k-asp:3", "bsp")[seed % 3]
+    fixed = {"crashes": 3, "workers": 3, "samples": 40, "restart": True, "barrier": False}
+    return replace(drawn(seed, policy), compute_s=(0.05, 0.3, 3.0), **fixed)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_with_faults_each_sample_counts_once_per_pass(policy: str) -> None:
     for seed in range(12):
         simulate(seed, drawn(seed, policy))
+
+
+def test_what_the_dead_had_finished_counts_once() -> None:
+    for seed in range(12):
+        simulate(seed, slow(seed))
 
 
 def _the_gone_keep_their_samples(patch: pytest.MonkeyPatch) -> None:
@@ -424,6 +437,7 @@ def test_dealing_without_this_rule_is_caught(
     for seed in range(60):
         try:
             simulate(seed, drawn(seed, POLICIES[seed % len(POLICIES)]))
+            simulate(seed, slow(seed))
         except AssertionError:
             failures[mutant.__name__] += 1
             break

@@ -241,7 +241,7 @@ def cancelled_batches(worker: Any, where: str) -> Any:
     go ("push"): what the policy does, without another worker."""
     whole = worker.batch
 
-    def batch(weight: float = 1.0) -> Any:
+    def batch(weight: float | None = 1.0) -> Any:
         made = whole(weight)
         enter = made.__enter__
 
@@ -249,7 +249,7 @@ def cancelled_batches(worker: Any, where: str) -> Any:
             def __enter__(self) -> Any:
                 enter()
                 if where == "begin":
-                    self._open.cancelled = True
+                    self._open.cancelled, self._open.ahead = True, False
                 return self
 
             def push(self, key: Any, gradient: Any) -> None:

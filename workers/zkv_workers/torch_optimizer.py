@@ -90,6 +90,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         rate = optimizer_spec(worker.status()["optimizer"]).lr
         self._survey, self._worker, self._buffers = model, worker, buffers
         self._weight, self._overlap, self._early = weight, overlap, early
+        self._fixed = False
+        """Whether the last step() has left the weight as it is."""
         self._scaler, self._lr = scaler, rate
         self._step: Step | None = None
         self._syncing = True
@@ -280,7 +282,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if step is None:
             if not torch.is_grad_enabled():
                 return
-            step = self._begin(self._worker.batch(self._weight), explicit=False)
+            # What step() says may be another weight; servers need not guess twice.
+            weight = self._weight if self._fixed else None
+            step = self._begin(self._worker.batch(weight), explicit=False)
         if not inside and step.thread is not threading.current_thread():
             raise RuntimeError(
                 f"the model is computed on thread {threading.current_thread().name!r} while a "
@@ -339,7 +343,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._close()
             raise
         self._step = None
-        outcome = step.finish(weight, loss)
+        self._fixed = weight is None
+        outcome = step.finish(
+            self._weight if weight is None and not step.explicit else weight, loss
+        )
         self._note_hooks(step)
         self._buffers.finished()
         return outcome
