@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +58,7 @@ def train(mode: str, compute_s: float, batches: int) -> list[float]:
                     time.sleep(forward_s)
                 for key in reversed(keys):
                     time.sleep(backward_s)
-                    if mode == "overlap":
+                    if mode != "serial":
                         batch.push(key, gradient)
                 if mode == "serial":
                     for key in reversed(keys):
@@ -134,9 +134,9 @@ def run(places: list[Machine], mode: str, compute_s: float, batches: int) -> flo
     """Return the mean seconds of a batch over the workers of one run."""
     options = ("--servers", str(SERVERS), "--workers", str(WORKERS), "--optimizer", "sgd:lr=0.1")
     with ExitStack() as stack:
-        broker = stack.enter_context(role(places, 0, "broker", *options))
+        broker = stack.enter_context(role(places, 0, mode, "broker", *options))
         for at in range(SERVERS):
-            stack.enter_context(role(places, at, "server", "--broker", broker))
+            stack.enter_context(role(places, at, mode, "server", "--broker", broker))
         workers = [
             subprocess.Popen(
                 places[SERVERS + rank].command(
@@ -144,7 +144,7 @@ def run(places: list[Machine], mode: str, compute_s: float, batches: int) -> flo
                 ),
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "ZKV_BROKER": broker, "RANK": str(rank),
+                env={**os.environ, **order(mode), "ZKV_BROKER": broker, "RANK": str(rank),
                      "WORLD_SIZE": str(WORKERS)},
             )
             for rank in range(WORKERS)
@@ -154,8 +154,13 @@ def run(places: list[Machine], mode: str, compute_s: float, batches: int) -> flo
     return sum(map(sum, times)) / sum(map(len, times))
 
 
+def order(mode: str) -> dict[str, str]:
+    """Return the variables that tell a process in which order to send."""
+    return {"ZKV_FIFO": "1"} if mode == "fifo" else {}
+
+
 @contextmanager
-def role(places: list[Machine], at: int, *arguments: str) -> Iterator[str]:
+def role(places: list[Machine], at: int, mode: str, *arguments: str) -> Iterator[str]:
     """Run a command of `zkv` at a place; yield the address that it announces."""
     own = ("--bind", f"tcp://{ADDRESS.format(at + 1)}:0", "--insecure", "--log-level", "warning")
     process = subprocess.Popen(
@@ -164,7 +169,7 @@ def role(places: list[Machine], at: int, *arguments: str) -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "ZKV_LIFELINE": "stdin", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **order(mode), "ZKV_LIFELINE": "stdin", "PYTHONUNBUFFERED": "1"},
     )
     try:
         assert process.stdout is not None
@@ -183,14 +188,16 @@ def role(places: list[Machine], at: int, *arguments: str) -> Iterator[str]:
 # --- the table -----------------------------------------------------------------------------------
 
 
-def measure(mbit: float, batches: int) -> Iterator[dict[str, Any]]:
+def measure(
+    mbit: float, batches: int, shares: Sequence[tuple[int, int]]
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each share of computing and each mode."""
     with network(mbit) as slow, network(0) as instant:
         comm_s = run(slow, "overlap", 0.0, batches)
-        for compute, communication in SHARES:
+        for compute, communication in shares:
             wanted_s = comm_s * compute / communication
             compute_s = run(instant, "overlap", wanted_s, batches)
-            for mode in ("overlap", "serial"):
+            for mode in ("overlap", "fifo", "serial"):
                 batch_s = run(slow, mode, wanted_s, batches)
                 yield {
                     "share": f"{compute}:{communication}",
@@ -200,6 +207,12 @@ def measure(mbit: float, batches: int) -> Iterator[dict[str, Any]]:
                     "batch_ms": round(1e3 * batch_s, 1),
                     "ideal_ms": round(1e3 * max(compute_s, comm_s), 1),
                 }
+
+
+def share(text: str) -> tuple[int, int]:
+    """Read computing to communication, as in 60:40."""
+    compute, communication = map(int, text.split(":"))
+    return compute, communication
 
 
 def main() -> None:
@@ -212,12 +225,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--mbit", type=float, default=400.0)
     parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--share", action="append", type=share, metavar="COMPUTE:COMM")
     asked = parser.parse_args()
     rows = []
     columns = ("share", "mode", "compute_ms", "comm_ms", "batch_ms", "ideal_ms")
     if not asked.json:
         print("  ".join(f"{column:>10}" for column in columns), " to ideal", flush=True)
-    for row in measure(asked.mbit, asked.batches):
+    for row in measure(asked.mbit, asked.batches, asked.share or SHARES):
         rows.append(row)
         if not asked.json:
             ratio = row["batch_ms"] / row["ideal_ms"]

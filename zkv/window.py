@@ -1,24 +1,31 @@
 """Byte credits: how much a sender may have unacknowledged at one peer.
 
 ZeroMQ's own high-water mark counts messages, so it bounds nothing when messages differ in size. A
-window holds what exceeds the credit back, in order, and gives it out as acknowledgements come in.
-Pure: time comes in as `now`, in seconds of a monotonic clock.
+window holds what exceeds the credit back, and gives it out as acknowledgements come in: what is
+most urgent first, and among equals what was offered first. Pure: time comes in as `now`, in seconds
+of a monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Hashable
 from typing import Generic, TypeVar
+
+from zkv.pace import Pace
 
 Item = TypeVar("Item")
 SLOWEST_BYTES_PER_S = 125_000
 """1 Mbit/s: on such a link a block of 1 MiB takes 8.4 s, and nothing is wrong."""
 PAUSES_MAX = 8
+Order = tuple[int, ...]
+"""What goes first: the lowest."""
 
 
 class Window(Generic[Item]):
     """A queue toward one peer, at most `bytes_max` unacknowledged (one item may exceed it alone).
+
+    With a `pace`, no more either than the link holds, so that what is urgent overtakes the rest.
 
     With `resend_s`, what is lost is given out again. Connections keep order, so an acknowledgement
     of an item shows that older ones which are still not acknowledged were lost. If nothing at all
@@ -27,13 +34,16 @@ class Window(Generic[Item]):
     lossy one: repeating a whole window there would only make it slower.
     """
 
-    def __init__(self, bytes_max: int, *, resend_s: float = 0.0) -> None:
+    def __init__(self, bytes_max: int, *, resend_s: float = 0.0, pace: Pace | None = None) -> None:
         self.bytes_max = bytes_max
+        self.pace = pace
         self.in_flight = 0
         self._resend_s = resend_s
         self._pauses = 1
         self._quiet_since = 0.0
-        self._queue: deque[tuple[Hashable, int, Item]] = deque()
+        self._queue: list[tuple[Order, int, Hashable, int, Item]] = []
+        """A heap; the second number counts what was offered."""
+        self._offered = 0
         self._sent: dict[Hashable, tuple[int, Item]] = {}
         """In the order in which they were last given out."""
         self._lost: list[Hashable] = []
@@ -41,9 +51,18 @@ class Window(Generic[Item]):
     def __len__(self) -> int:
         return len(self._queue) + len(self._sent)
 
-    def offer(self, name: Hashable, size: int, item: Item) -> None:
-        """Queue an item of `size` bytes; `name` is what its acknowledgement will say."""
-        self._queue.append((name, size, item))
+    def offer(self, name: Hashable, size: int, item: Item, order: Order = ()) -> None:
+        """Queue an item of `size` bytes; `name` is what its acknowledgement will say.
+
+        Of two that wait, the one with the lower `order` goes first.
+        """
+        self._offered += 1
+        heapq.heappush(self._queue, (order, self._offered, name, size, item))
+
+    @property
+    def credit_bytes(self) -> int:
+        """How much may be unacknowledged at present."""
+        return self.bytes_max if self.pace is None else min(self.bytes_max, self.pace.credit_bytes)
 
     def ready(self, now: float) -> list[Item]:
         """Return the items to send now: what the credit admits, and what is overdue."""
@@ -55,10 +74,13 @@ class Window(Generic[Item]):
             if name in self._sent:
                 self._give_out(name, *self._sent[name], now, out)
         self._lost.clear()
-        while self._queue and (
-            self.in_flight == 0 or self.in_flight + self._queue[0][1] <= self.bytes_max
-        ):
-            self._give_out(*self._queue.popleft(), now, out)
+        if self._queue:
+            credit = self.credit_bytes
+            while self._queue and (
+                self.in_flight == 0 or self.in_flight + self._queue[0][3] <= credit
+            ):
+                _, _, name, size, item = heapq.heappop(self._queue)
+                self._give_out(name, size, item, now, out)
         return out
 
     def _give_out(self, name: Hashable, size: int, item: Item, now: float, out: list[Item]) -> None:
@@ -68,6 +90,8 @@ class Window(Generic[Item]):
         self._sent[name] = (size, item)
         self.in_flight += size
         self._quiet_since = now
+        if self.pace is not None:
+            self.pace.sent(name, size, now)
         out.append(item)
 
     def _overdue(self, now: float) -> bool:
@@ -84,15 +108,21 @@ class Window(Generic[Item]):
                     break
                 if older not in self._lost:
                     self._lost.append(older)
-        self.in_flight -= self._sent.pop(name)[0]
+        size, _ = self._sent.pop(name)
+        self.in_flight -= size
+        if self.pace is not None:
+            self.pace.arrived(name, size, now)
         self._quiet_since, self._pauses = now, 1
         return True
 
     def forget(self, names: set[Hashable]) -> None:
         """Drop queued and sent items of these names: nobody wants them any more."""
-        self._queue = deque(entry for entry in self._queue if entry[0] not in names)
+        self._queue = [entry for entry in self._queue if entry[2] not in names]
+        heapq.heapify(self._queue)
         for name in names & self._sent.keys():
             self.in_flight -= self._sent.pop(name)[0]
+            if self.pace is not None:
+                self.pace.gone(name)
 
     @property
     def queued(self) -> int:
@@ -105,7 +135,7 @@ class Window(Generic[Item]):
 
     def names(self) -> set[Hashable]:
         """Return the names of all items that are queued or unacknowledged."""
-        return {name for name, _, _ in self._queue} | self._sent.keys()
+        return {entry[2] for entry in self._queue} | self._sent.keys()
 
     def deadline(self) -> float | None:
         """Return when `ready` has to be asked again for what is overdue."""

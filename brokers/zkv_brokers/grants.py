@@ -15,6 +15,7 @@ from msgspec import structs
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
+from zkv.pace import Pace
 from zkv.window import Window
 from zkv.wire import MODEL, BlockSpec
 from zkv_brokers.aggregates import spans
@@ -59,13 +60,23 @@ class _Piece:
 class Grants:
     """All grants that are not fully received, and one window of byte credits for each worker."""
 
-    def __init__(self, store: Store, *, window_bytes: int, resend_s: float = RESEND_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        window_bytes: int,
+        resend_s: float = RESEND_S,
+        priority: bool = True,
+    ) -> None:
         self.window_bytes = window_bytes
         self._resend_s = resend_s
         self._store = store
         self._open: dict[tuple[int, int, int], dict[int, _Piece]] = {}
-        self._ahead: dict[tuple[int, int, int], tuple[c.Grant, set[int]]] = {}
-        """Grants of a version whose update has not come, and the blocks of it that are to come."""
+        self._ahead: dict[tuple[int, int, int], tuple[c.Grant, set[int], int]] = {}
+        """Grants of a version whose update has not come, the blocks of it that are to come, and
+        which grant of all it is."""
+        self.priority = priority
+        self._serial = 0
         self._windows: dict[int, Window[_Piece]] = {}
         self._reachable: set[int] = set()
         self._again: list[tuple[int, _Piece]] = []
@@ -77,13 +88,11 @@ class Grants:
     def add(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
         """Pin the blocks of a grant as they are now and queue them for the worker."""
         pieces: dict[int, _Piece] = {}
-        window = self._windows.setdefault(
-            entry.incarnation, Window(self.window_bytes, resend_s=self._resend_s)
-        )
+        self._serial += 1
         for block in blocks:
             piece = self._piece(entry, block)
             pieces[block.bid] = piece
-            window.offer((entry.group, entry.grant, block.bid), piece.payload.nbytes, piece)
+            self._offer(piece, self._serial)
         name = (entry.incarnation, entry.group, entry.grant)
         for before in self._open.pop(name, {}).values():
             # A worker that uses a token twice must not leave the first version pinned for ever.
@@ -94,11 +103,12 @@ class Grants:
     def foresee(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
         """Note a grant of a version that the log has not reached: `fill` sends its blocks."""
         name = (entry.incarnation, entry.group, entry.grant)
-        self._ahead[name] = (entry, {block.bid for block in blocks})
+        self._serial += 1
+        self._ahead[name] = (entry, {block.bid for block in blocks}, self._serial)
 
     def fill(self, block: BlockSpec, version: int, pinned: Pinned) -> None:
         """Send a block of a version to those who were granted it before it was made."""
-        for name, (entry, missing) in list(self._ahead.items()):
+        for name, (entry, missing, serial) in list(self._ahead.items()):
             if entry.version != version or block.bid not in missing:
                 continue
             missing.discard(block.bid)
@@ -106,10 +116,19 @@ class Grants:
                 del self._ahead[name]
             piece = self._piece(entry, block, pinned)
             self._open.setdefault(name, {})[block.bid] = piece
-            window = self._windows.setdefault(
-                entry.incarnation, Window(self.window_bytes, resend_s=self._resend_s)
-            )
-            window.offer((entry.group, entry.grant, block.bid), piece.payload.nbytes, piece)
+            self._offer(piece, serial)
+
+    def _offer(self, piece: _Piece, serial: int) -> None:
+        """Queue a block: behind those of older grants, and of its own in the order of keys, as a
+        forward pass needs them."""
+        message = piece.message
+        window = self._windows.get(message.incarnation)
+        if window is None:
+            window = Window(self.window_bytes, resend_s=self._resend_s, pace=Pace())
+            self._windows[message.incarnation] = window
+        name = (message.group, message.grant, message.bid)
+        order = (serial, message.bid) if self.priority else ()
+        window.offer(name, piece.payload.nbytes, piece, order)
 
     def _piece(self, entry: c.Grant, block: BlockSpec, pinned: Pinned | None = None) -> _Piece:
         made = pinned is not None

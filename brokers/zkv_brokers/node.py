@@ -37,6 +37,8 @@ class NodeConfig:
     pid: int = 0
     budget_bytes: int = 0
     window_bytes: int = 64 * 1024 * 1024
+    priority: bool = True
+    """Send first what the next forward pass needs first; else as it was granted."""
     connect_timeout_s: float = 60.0
     narrate_after_s: float = 2.0
     narrate_every_s: float = 5.0
@@ -89,7 +91,9 @@ class Node:
         spans: Spans | None = None,
     ) -> None:
         self.config = config
-        self.shard = Shard(window_bytes=config.window_bytes, clock=clock, spans=spans)
+        self.shard = Shard(
+            window_bytes=config.window_bytes, priority=config.priority, clock=clock, spans=spans
+        )
         self.round_trips = RoundTrips()
         """Between this server and the broker."""
         self.welcome: c.ServerWelcome | None = None

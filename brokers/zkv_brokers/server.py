@@ -118,6 +118,7 @@ class Server:
             broker_lost_s=config.broker_lost_s,
             beat_s=tracing.beat_s(config.trace),
             asks=bool(config.trace),
+            priority=not os.environ.get("ZKV_FIFO"),
         )
         instance, now = net.instance_number(), self._now()
         clock, spans = time.perf_counter, self._spans

@@ -60,6 +60,7 @@ class Shard:
         self,
         *,
         window_bytes: int,
+        priority: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
         spans: Spans | None = None,
     ) -> None:
@@ -72,7 +73,7 @@ class Shard:
         self.store = Store(self.layout, clock)
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
-        self.grants = Grants(self.store, window_bytes=window_bytes)
+        self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
         self._inits: dict[int, c.Init] = {}
@@ -99,9 +100,13 @@ class Shard:
             case FromWorker(message, payload):
                 self._from_worker(message, payload, out, now)
             case Reset():
-                window, clock = self.grants.window_bytes, self.store.clock
-                spans = self.commits.spans
-                self.__init__(window_bytes=window, clock=clock, spans=spans)  # type: ignore[misc]
+                grants, spans = self.grants, self.commits.spans
+                self.__init__(  # type: ignore[misc]
+                    window_bytes=grants.window_bytes,
+                    priority=grants.priority,
+                    clock=self.store.clock,
+                    spans=spans,
+                )
         return out
 
     def turn_over(self, now: float) -> list[Action]:

@@ -32,3 +32,5 @@ class SessionConfig:
     trace: str = ""
     """The folder that its spans are left in at the end; "": nowhere."""
     window_bytes: int = 64 * 1024 * 1024
+    priority: bool = True
+    """Send what the next forward pass needs first before the rest; else as it was pushed."""

@@ -328,6 +328,7 @@ def session_config(
         beat_s=tracing.beat_s(trace),
         report=os.environ.get("ZKV_REPORT", ""),
         trace=trace,
+        priority=not os.environ.get("ZKV_FIFO"),
     )
     tuned: Any = {name: value for name, value in options.items() if name in TUNING}
     route = options.get("route") or os.environ.get("ZKV_ROUTE") or "direct"

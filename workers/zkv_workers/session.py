@@ -36,7 +36,10 @@ class Session:
         self.member: c.Welcome | None = None
         self.broken: Exception | None = None
         self.uploads = Uploads(
-            self.layout, window_bytes=config.window_bytes, resend_s=config.resend_s
+            self.layout,
+            window_bytes=config.window_bytes,
+            resend_s=config.resend_s,
+            priority=config.priority,
         )
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)

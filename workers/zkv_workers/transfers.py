@@ -15,6 +15,7 @@ from zkv import data_messages as d
 from zkv.dtypes import DTYPES, Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
+from zkv.pace import Pace
 from zkv.window import Window
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
@@ -25,6 +26,9 @@ from zkv_workers.signals import Narrate, SendData
 
 EARLY_BLOCKS_MAX = 4096
 """Blocks kept for grants that the broker has not announced yet; the rest is asked for later."""
+
+LAST = 2**62
+"""The place of a contribution's end: behind all of its blocks."""
 
 OVER_MAX = 256
 """Grants of late that are complete or cancelled: a block of theirs that comes again is dropped."""
@@ -55,8 +59,11 @@ class Assembly:
 class Uploads:
     """Pushed blocks, by server."""
 
-    def __init__(self, layout: Layout, *, window_bytes: int, resend_s: float) -> None:
+    def __init__(
+        self, layout: Layout, *, window_bytes: int, resend_s: float, priority: bool = True
+    ) -> None:
         self._layout = layout
+        self._priority = priority
         self._window_bytes = window_bytes
         self._resend_s = resend_s
         self._windows: dict[int, Window[SendData]] = {}
@@ -69,7 +76,7 @@ class Uploads:
 
     def _window(self, server: int) -> Window[SendData]:
         if server not in self._windows:
-            self._windows[server] = Window(self._window_bytes, resend_s=self._resend_s)
+            self._windows[server] = Window(self._window_bytes, resend_s=self._resend_s, pace=Pace())
         return self._windows[server]
 
     def push(
@@ -85,7 +92,8 @@ class Uploads:
         server = self._layout.blocks[bid].server
         payload = sealed.payload
         message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight)
-        self._window(server).offer((name, bid), payload.nbytes, SendData(server, message, payload))
+        data, order = SendData(server, message, payload), self._order(name, bid)
+        self._window(server).offer((name, bid), payload.nbytes, data, order)
         self.bytes_sent += payload.nbytes
         return server
 
@@ -119,7 +127,14 @@ class Uploads:
             self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
 
     def _done(self, server: int, message: d.Done) -> None:
-        self._window(server).offer((message.contribution, -1), 0, SendData(server, message, None))
+        order = self._order(message.contribution, LAST)
+        data = SendData(server, message, None)
+        self._window(server).offer((message.contribution, -1), 0, data, order)
+
+    def _order(self, name: ContributionId, bid: int) -> tuple[int, ...]:
+        """Return what goes first: an older batch, and of one batch what is needed first when the
+        next one is computed. Blocks are numbered as keys were initialised: first layers first."""
+        return (name.batch, bid) if self._priority and name.group == MODEL else ()
 
     def acknowledged(self, message: d.Ack, now: float) -> None:
         """A server has these."""
