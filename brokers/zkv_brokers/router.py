@@ -213,8 +213,9 @@ class Router:
                     self.groups[number].received(worker.incarnation, grant, out)
             case c.Pull():
                 requests.pull(self, worker, message, out)
-            case c.Accounts(accounts=accounts):
+            case c.Accounts(accounts=accounts, spent=spent):
                 self.coding.told(worker.incarnation, accounts)
+                worker.spent = spent or worker.spent
             case c.Barrier(token=token, number=number):
                 worker.barrier, worker.barrier_token = number, token
                 self.groups.begun.discard(worker.incarnation)
@@ -248,6 +249,7 @@ class Router:
                 self.groups[message.group].square_sums(server.index, message, out)
             case c.Decoding(seconds=seconds):
                 self.coding.decoding(server.index, seconds)
+                server.updates, server.update_s = message.updates, message.update_s
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
                 self._fail("ServerLost", f"{server} stopped: {reason}")
             case _:

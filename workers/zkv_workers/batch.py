@@ -11,6 +11,7 @@ from typing import Any
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, Closed, Refused
 from zkv.spans import BATCHES, TRAINING
+from zkv.time_split import Part
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.faces import Clock, Key, Ledger, named
@@ -41,6 +42,7 @@ class AnyBatch(ABC):
         self._fate: Any = None
         self._withdrawn = False
         self._computing: Clock | None = None
+        self._paused = False
         self._spent_s = 0.0
         self._waited_s = 0.0
         """In the block, for values: no computing."""
@@ -161,10 +163,15 @@ class AnyBatch(ABC):
             PushRefused: it has NaN or Inf, which its codec cannot send.
         """
         self._open.check()
-        if self._ledger.spans is None:
-            return self._out.push(key, gradient, lend=lend)
-        with self._ledger.spans.timed(TRAINING, f"push {key}", batch=self.number):
-            return self._out.push(key, gradient, lend=lend)
+        meter = self._ledger.meter
+        began = meter.clock()
+        try:
+            if self._ledger.spans is None:
+                return self._out.push(key, gradient, lend=lend)
+            with self._ledger.spans.timed(TRAINING, f"push {key}", batch=self.number):
+                return self._out.push(key, gradient, lend=lend)
+        finally:
+            meter.encoded(meter.clock() - began)
 
     def set_weight(self, weight: float) -> None:
         """Say of how many samples this batch is, before the block is left (for local
@@ -221,8 +228,16 @@ class AnyBatch(ABC):
             self._stop(self._state)
             self._withdraw()
 
+    def pause(self, paused: bool) -> None:
+        """Between two local batches of a round the program loads data, say: that is no
+        computing."""
+        if paused != self._paused:
+            self._paused = paused
+            (self._ledger.meter.enter if paused else self._ledger.meter.leave)(Part.BETWEEN)
+
     def _stop(self, state: BatchState) -> None:
         """Nothing is computed on this batch any more."""
+        self.pause(False)
         if self._computing is not None:
             self._spent_s, self._computing = self._computing.stop(self._waited_s), None
         self._running.remove(state.number)
@@ -250,9 +265,10 @@ class AnyBatch(ABC):
                 "worker.batches(data), not from worker.batch(), and those of local rounds from "
                 "local.batches(data)"
             )
-        # What is still encoded of a batch that was withdrawn must not meet another plan.
-        self._outlet.pipeline.drain()
-        faces.use_codecs(self._encoder, self._ledger, grant)
+        with self._ledger.meter.on(Part.ENCODE):
+            # What is still encoded of a batch that was withdrawn must not meet another plan.
+            self._outlet.pipeline.drain()
+            faces.use_codecs(self._encoder, self._ledger, grant)
         self._encoder.begin()
         self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
         self._outgoing = Outgoing(self._outlet, self._state)
@@ -264,6 +280,10 @@ class AnyBatch(ABC):
 
     def _end(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
         """Leave the block: return what finishes the batch, or None if an exception withdraws it."""
+        with self._ledger.meter.ending():
+            return self._left(error)
+
+    def _left(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
         state, out = self._open, self._out
         self._stop(state)
         if error is not None and not isinstance(error, Cancelled):
@@ -277,8 +297,9 @@ class AnyBatch(ABC):
             self._withdraw()
             raise
         skipped = state.packer.skipped()
-        if accounts := self._encoder.to_tell(state.layout):
-            self._feed(s.Report(accounts))
+        report = self._ledger.report(self._encoder.to_tell(state.layout))
+        if report is not None:
+            self._feed(report)
 
         def finish(token: int) -> s.Finish:
             if out.error is not None:

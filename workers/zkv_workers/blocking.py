@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed
 from zkv.pool import Shard
+from zkv.time_split import Part
 from zkv_net import tracing
 from zkv_net.loop import loop_factory
 from zkv_workers import faces, figures
@@ -22,13 +23,13 @@ from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
-from zkv_workers.faces import Clock, Key, Ledger, Model
+from zkv_workers.faces import Key, Ledger, Model
 from zkv_workers.local import Local
 from zkv_workers.model import ConnectOptions, Running, session_config
 from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.samples import Source
-from zkv_workers.waiting import Pushed, copy_result, narrated
+from zkv_workers.waiting import Pushed, answer_of, copy_result, narrated
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -51,7 +52,8 @@ class Batch(AnyBatch):
             config = self._worker._config
             patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
             what = f"the fate of batch {self.number}"
-            narrated(self._fate, config, patience_s, what, self._worker._reason)
+            with self._ledger.meter.awaiting_fate():
+                narrated(self._fate, config, patience_s, what, self._worker._reason)
         return self.outcome
 
     def __enter__(self) -> Batch:
@@ -91,7 +93,8 @@ class Worker:
         self._ledger = Ledger(keeps=figures.wanted(config), spans=tracing.recorder(config.trace))
         self._encoder = Encoder()
         pipeline = Pipeline(bytes_max=config.window_bytes, patience_s=config.wait_timeout_s)
-        self._outlet = Outlet(self._encoder, pipeline, self._feed, self._feed, self._ledger.spans)
+        feed, kept = self._feed, self._ledger
+        self._outlet = Outlet(self._encoder, pipeline, feed, feed, kept.meter, kept.spans)
         self._running = Running()
         self._pid = os.getpid()
         self._left = False
@@ -153,13 +156,10 @@ class Worker:
 
     def _call(self, make: Callable[[int], s.Input], *, behind: bool = True) -> Any:
         if behind:  # What the last batch has pushed, and its end.
-            self._outlet.pipeline.drain()
-        future = self._start(make)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
+            with self._ledger.meter.on(Part.ENCODE):
+                self._outlet.pipeline.drain()
+        with self._ledger.meter.on(Part.CALLS):
+            return answer_of(self._start(make))
 
     def _reason(self) -> str:
         """Return the broker's last word on why this worker waits."""
@@ -249,9 +249,8 @@ class Worker:
             yield batch
 
     def _next_grant(self) -> s.Grant | None:
-        waiting = Clock(self._ledger, "wait_s", "wait for a grant")
-        grant: s.Grant | None = self._call(s.Begin)
-        waiting.stop(why=self._driver.session.requests.last_reason)
+        with faces.awaiting_grant(self._ledger, self._driver.session):
+            grant: s.Grant | None = self._call(s.Begin)
         return grant
 
     def local(self, h: int) -> Local:
