@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,10 @@ from zkv_workers.session import Session
 
 MIB = 2**20
 
+_resource: Any = None
+with contextlib.suppress(ImportError):  # There is none on Windows.
+    _resource = importlib.import_module("resource")
+
 
 def peak_mib() -> float:
     """Return the most memory that this process has had in RAM at once, in MiB; 0: not known.
@@ -20,16 +26,14 @@ def peak_mib() -> float:
     started this one.
     """
     try:
-        for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
-            if line.startswith("VmHWM:"):
+        for line in Path("/proc/self/status").read_bytes().splitlines():
+            if line.startswith(b"VmHWM:"):
                 return int(line.split()[1]) / 1024
     except (OSError, ValueError, IndexError):
         pass
-    try:
-        import resource
-    except ImportError:
+    if _resource is None:
         return 0.0
-    told = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    told = float(_resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss)
     return told / MIB if sys.platform == "darwin" else told / 1024
 
 
