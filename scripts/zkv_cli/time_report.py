@@ -73,6 +73,7 @@ def plain_of(
     return {
         **{name: [one and one[name] for one in workers] for name in NAMES},
         "codec": status.get("codec"),
+        "codec_down": status.get("codec_down"),
         "codecs": status.get("codecs", []),
         "servers": of_servers(after, before),
     }

@@ -84,6 +84,17 @@ def test_a_run_ends_with_one_object_in_the_fields_of_simulate(tmp_path):
         assert abs(sum(split[f"{part}_s"] for part in parts) - split["wall_s"]) < 1e-5
     assert [len(one["rows"]) for one in plain["time_by_batch"]] == [6, 6]
     assert [server["index"] for server in plain["servers"]] == [0]
+    told = subprocess.run(
+        [sys.executable, "-m", "zkv_cli", "plan", "advise", "--json", "-"],
+        input=done.stdout,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    advice = json.loads(told.stdout)
+    assert abs(sum(advice["shares"].values()) - 1) < 1e-9
+    assert (advice["workers"], advice["servers"], len(advice["remedies"])) == (2, 1, 11)
     left = sorted(path.name[:10] for path in (tmp_path / "out").iterdir())
     assert left == ["figures-0-", "figures-1-"]
 

@@ -6,6 +6,7 @@ The meter's clock is the test's; everything else has its own.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from beside import blocking, cluster_beside
 from harness import cluster, until
 
 from zkv import time_split
+from zkv.advice import advise
+from zkv.run_times import run_times
+from zkv_cli import run_report
 from zkv_workers import faces
 
 
@@ -138,3 +142,43 @@ async def test_waiting_is_told_by_its_reason_and_values_on_their_way_apart():
         assert waits[why] == pytest.approx(40, abs=5)
         async with other.batch():
             pass
+
+
+@pytest.mark.parametrize(("data", "slow", "named"), [(90, 20, "data"), (3, 150, "straggler")])
+async def test_a_bottleneck_of_a_real_cluster_is_named(data, slow, named):
+    """Worker 1 computes for so long, worker 0 for 20 s, and both load data."""
+    async with (
+        cluster() as made,
+        made.worker(0, world=2) as first,
+        made.worker(1, world=2) as other,
+    ):
+        clocks = timed(first), timed(other)
+        for worker in (first, other):
+            await worker.init({"w": np.zeros(9, "f4")})
+
+        async def enter(worker: Any, clock: Hand) -> Any:
+            clock.now += data
+            return await worker.batch().__aenter__()
+
+        for _ in range(3):
+            both = zip((first, other), clocks, strict=True)
+            mine, others = await asyncio.gather(*(enter(*one) for one in both))
+            clocks[0].now += 20
+            mine.push("w", np.ones(9, "f4"))
+            await mine.__aexit__(None, None, None)
+            fate = asyncio.create_task(mine.wait())
+            await asyncio.sleep(0)
+            clocks[0].now += slow - 20
+            clocks[1].now += slow
+            others.push("w", np.ones(9, "f4"))
+            await others.__aexit__(None, None, None)
+            await fate
+        lives = [
+            run_report._lived(run_report.Life(rank), worker.stats() | {"updates": []})
+            for rank, worker in enumerate((first, other))
+        ]
+        run = run_report.live_run(lives, await first.status(), None, began=0.0, wall_s=9.0)
+        found = advise(run_times(json.loads(json.dumps(run_report.plain_of(run)))))
+        assert found.largest.name == named
+        assert found.remedies[0].name == ("data ahead" if named == "data" else "policy asp")
+        assert found.remedies[0].worth
