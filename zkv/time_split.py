@@ -167,7 +167,11 @@ class Meter:
             yield
         finally:
             self.leave(Part.WAIT)
-            self.explain(FATE)
+            self.explain_fate()
+
+    def explain_fate(self) -> None:
+        """Say that was waited for the fate of a batch since the last explanation."""
+        self.explain(FATE)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -178,6 +182,11 @@ class Meter:
         finally:
             self.leave(Part.ENCODE)
             self.batch_over()
+
+    @property
+    def part(self) -> int:
+        """What is booked at present."""
+        return self._now
 
     def encoded(self, seconds: float) -> None:
         """So much of the time since the last switch was ENCODE: for what is too short and too

@@ -17,6 +17,8 @@ from harness import cluster, until
 from zkv import time_split
 from zkv.advice import advise
 from zkv.run_times import run_times
+from zkv.span_split import split
+from zkv.spans import Spans
 from zkv_cli import run_report
 from zkv_workers import faces
 
@@ -34,6 +36,7 @@ class Hand:
 def timed(worker: Any) -> Hand:
     clock = Hand()
     worker._ledger.meter.clock = clock
+    worker._ledger.spans = Spans(clock)
     return clock
 
 
@@ -41,6 +44,11 @@ def times(worker: Any) -> dict[str, float]:
     told = worker.stats()["time"]
     assert sum(told[f"{name}_s"] for name in time_split.PARTS) == told["wall_s"]
     assert sum(told["waits"].values()) == pytest.approx(told["wait_s"])
+    # Its spans alone tell the same.
+    traced = split(worker._ledger.spans.kept).to_plain()
+    assert {name: traced[name] for name in traced if name not in ("peak_mib", "waits")} == {
+        name: told[name] for name in traced if name not in ("peak_mib", "waits")
+    }
     return {
         name: told[f"{name}_s"] for name in (*time_split.PARTS, "wall") if told[f"{name}_s"]
     } | {"batches": told["batches"]}

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed, WaitTimeout
 from zkv.pool import Shard
+from zkv.span_split import VALUES
 from zkv.time_split import Part
 from zkv_net import tracing
 from zkv_workers import faces, figures
@@ -51,7 +52,7 @@ class AsyncBatch(AnyBatch):
         kids = () if state.cancelled else state.missing(keys or None)
         if kids:
             wanted = faces.named(keys or None)
-            waiting = Clock(self._ledger, "wait_s", "wait for values", keys=wanted)
+            waiting = Clock(self._ledger, "wait_s", VALUES, keys=wanted)
             try:
                 await self._worker._driver.call(lambda token: s.Await(token, state.number, kids))
             finally:
@@ -74,7 +75,7 @@ class AsyncBatch(AnyBatch):
             config = self._worker._config
             patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
             what = f"the fate of batch {self.number}"
-            with self._ledger.meter.awaiting_fate():
+            with faces.awaiting_fate(self._ledger):
                 await self._narrated(self._fate, config, patience_s, what)
         return self.outcome
 
@@ -258,9 +259,9 @@ class AsyncWorker:
 
     async def _ask(self, make: Callable[[int], s.Input]) -> Any:
         """Make a call behind what the last batch has pushed, and its end."""
-        with self._ledger.meter.on(Part.ENCODE):
+        with faces.draining(self._ledger, self._pipeline):
             await self._drained()
-        with self._ledger.meter.on(Part.CALLS):
+        with faces.calling(self._ledger):
             return await self._driver.call(make)
 
     def local(self, h: int) -> AsyncLocal:

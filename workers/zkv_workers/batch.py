@@ -10,6 +10,7 @@ from typing import Any
 
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, Closed, Refused
+from zkv.span_split import BETWEEN, COMPUTE, VALUES
 from zkv.spans import BATCHES, TRAINING
 from zkv.time_split import Part
 from zkv_workers import faces
@@ -42,7 +43,7 @@ class AnyBatch(ABC):
         self._fate: Any = None
         self._withdrawn = False
         self._computing: Clock | None = None
-        self._paused = False
+        self._paused, self._paused_at = False, 0.0
         self._spent_s = 0.0
         self._waited_s = 0.0
         """In the block, for values: no computing."""
@@ -108,7 +109,7 @@ class AnyBatch(ABC):
         state = self._open
         kids = () if state.cancelled else state.missing(keys)
         if kids:
-            waiting = Clock(self._ledger, "wait_s", "wait for values", keys=named(keys))
+            waiting = Clock(self._ledger, "wait_s", VALUES, keys=named(keys))
             try:
                 self._wait_for(kids)
             finally:
@@ -232,8 +233,11 @@ class AnyBatch(ABC):
         """Between two local batches of a round the program loads data, say: that is no
         computing."""
         if paused != self._paused:
-            self._paused = paused
-            (self._ledger.meter.enter if paused else self._ledger.meter.leave)(Part.BETWEEN)
+            meter, spans, since = self._ledger.meter, self._ledger.spans, self._paused_at
+            self._paused, self._paused_at = paused, meter.clock()
+            (meter.enter if paused else meter.leave)(Part.BETWEEN)
+            if spans is not None and not paused:
+                spans.span(TRAINING, BETWEEN, since, self._paused_at)
 
     def _stop(self, state: BatchState) -> None:
         """Nothing is computed on this batch any more."""
@@ -276,7 +280,7 @@ class AnyBatch(ABC):
     def _begin(self) -> None:
         self._entered = True
         about = {"batch": self.number, "version": self.version}
-        self._computing = Clock(self._ledger, "compute_s", "compute", **about)
+        self._computing = Clock(self._ledger, "compute_s", COMPUTE, **about)
 
     def _end(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
         """Leave the block: return what finishes the batch, or None if an exception withdraws it."""

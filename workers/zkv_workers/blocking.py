@@ -14,7 +14,6 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed
 from zkv.pool import Shard
-from zkv.time_split import Part
 from zkv_net import tracing
 from zkv_net.loop import loop_factory
 from zkv_workers import faces, figures
@@ -52,7 +51,7 @@ class Batch(AnyBatch):
             config = self._worker._config
             patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
             what = f"the fate of batch {self.number}"
-            with self._ledger.meter.awaiting_fate():
+            with faces.awaiting_fate(self._ledger):
                 narrated(self._fate, config, patience_s, what, self._worker._reason)
         return self.outcome
 
@@ -156,9 +155,9 @@ class Worker:
 
     def _call(self, make: Callable[[int], s.Input], *, behind: bool = True) -> Any:
         if behind:  # What the last batch has pushed, and its end.
-            with self._ledger.meter.on(Part.ENCODE):
+            with faces.draining(self._ledger, self._outlet.pipeline):
                 self._outlet.pipeline.drain()
-        with self._ledger.meter.on(Part.CALLS):
+        with faces.calling(self._ledger):
             return answer_of(self._start(make))
 
     def _reason(self) -> str:

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from zkv import control as c
+from zkv import span_split
 from zkv.dtypes import Array, dtype_of, stored_view
 from zkv.errors import PushRefused
 from zkv.layout import check_key
@@ -24,6 +25,7 @@ from zkv_workers.encoding import Encoder
 from zkv_workers.footprint import footprint, peak_mib
 from zkv_workers.model import as_arrays, check_weight, specs_of
 from zkv_workers.packing import check_gradient, unpack
+from zkv_workers.pipeline import Pipeline
 from zkv_workers.session import Session
 
 Key = str | int
@@ -154,7 +156,7 @@ def use_codecs(encoder: Encoder, ledger: Ledger, grant: s.Grant) -> None:
     if ledger.spans is None or encoder.uses(*codecs):
         encoder.use(*codecs)
         return
-    with ledger.spans.timed(TRAINING, "prepare codecs", codec=grant.codec):
+    with ledger.spans.timed(TRAINING, span_split.PREPARE, codec=grant.codec):
         encoder.use(*codecs)
 
 
@@ -234,17 +236,43 @@ def named(keys: Sequence[Key] | None) -> str:
     return "all" if keys is None else ", ".join(map(str, keys))
 
 
-_PARTS = {
-    "compute": Part.COMPUTE,
-    "wait for values": Part.COMMUNICATION,
-    "wait for a grant": Part.WAIT,
-}
+@contextmanager
+def calling(ledger: Ledger) -> Iterator[None]:
+    """Book a call of zkv, unless it is a part of something that has a name."""
+    with ledger.meter.on(Part.CALLS):
+        if ledger.spans is None or ledger.meter.part != Part.CALLS:
+            yield
+            return
+        with ledger.spans.timed(TRAINING, span_split.CALL):
+            yield
+
+
+@contextmanager
+def draining(ledger: Ledger, pipeline: Pipeline) -> Iterator[None]:
+    """Book the wait for what is encoded beside the caller."""
+    with ledger.meter.on(Part.ENCODE):
+        if ledger.spans is None or pipeline.idle:
+            yield
+            return
+        with ledger.spans.timed(TRAINING, span_split.DRAIN):
+            yield
+
+
+@contextmanager
+def awaiting_fate(ledger: Ledger) -> Iterator[None]:
+    """Book the wait for what becomes of a batch."""
+    with ledger.meter.awaiting_fate():
+        if ledger.spans is None:
+            yield
+            return
+        with ledger.spans.timed(TRAINING, span_split.FATE):
+            yield
 
 
 @contextmanager
 def awaiting_grant(ledger: Ledger, session: Session) -> Iterator[None]:
     """Book the wait for a grant, and why it was one."""
-    began, waiting = time.monotonic(), Clock(ledger, "wait_s", "wait for a grant")
+    began, waiting = time.monotonic(), Clock(ledger, "wait_s", span_split.GRANT)
     try:
         yield
     finally:
@@ -259,13 +287,13 @@ class Clock:
 
     def __init__(self, ledger: Ledger, name: str, what: str, **about: Any) -> None:
         self._ledger, self._name, self._what, self._about = ledger, name, what, about
-        ledger.meter.enter(_PARTS[what])
-        self._since = time.monotonic()
+        ledger.meter.enter(span_split.NAMES[what])
+        self._since = ledger.meter.clock()
 
     def stop(self, but_for_s: float = 0.0, **about: Any) -> float:
         """Add the seconds since this clock was made, without those, and return them."""
-        now = time.monotonic()
-        self._ledger.meter.leave(_PARTS[self._what])
+        now = self._ledger.meter.clock()
+        self._ledger.meter.leave(span_split.NAMES[self._what])
         spent = now - self._since - but_for_s
         setattr(self._ledger, self._name, getattr(self._ledger, self._name) + spent)
         if self._ledger.spans is not None:
