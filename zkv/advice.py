@@ -28,6 +28,9 @@ WORTH, WORTH_POLICY = 0.05, 0.10
 work cost progress that a rate does not show."""
 SMALL = 0.05
 """A share below it is no cost that stands out."""
+FEW_BYTES = 1e6
+"""Of a batch: fewer take less than 10 ms at 1 Gbit/s, which is how long a process may be kept
+waiting where more of them compute than there are cores."""
 ROUNDS, BATCHES_MAX = 60, 4000
 """Simulated batches of each worker, and of all together."""
 SHORTEST_S = 1e-9
@@ -215,6 +218,11 @@ def _named(run: RunTimes, name: str, load: Load) -> tuple[str, str]:
     speed = [8 * one.bytes_up / one.up_s for one in run.workers if one.up_s]
     if speed:
         text += f"; what was sent has travelled at {statistics.fmean(speed) / 1e6:.3g} Mbit/s"
+    if max(one.bytes_up for one in run.workers) < FEW_BYTES:
+        text += (
+            "; so few bytes may wait for a turn of a busy core instead, which no codec shortens, "
+            "so take a codec's gain for a bound"
+        )
     return "link", text
 
 
