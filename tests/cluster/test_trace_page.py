@@ -33,7 +33,11 @@ def test_its_commands_can_be_typed():
         if block.words == ("bash",)
         for command in commands_of(block.text.replace("> run.json", ""))
     ]
-    assert [command[:2] for command in commands] == [["zkv", "run"], ["zkv", "plan"]]
+    assert [command[:2] for command in commands] == [
+        ["python", "-m"],
+        ["zkv", "run"],
+        ["zkv", "plan"],
+    ]
     for command in commands:
         check_command(command)
 

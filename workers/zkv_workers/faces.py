@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -236,26 +236,26 @@ def named(keys: Sequence[Key] | None) -> str:
     return "all" if keys is None else ", ".join(map(str, keys))
 
 
-@contextmanager
-def calling(ledger: Ledger) -> Iterator[None]:
-    """Book a call of zkv, unless it is a part of something that has a name."""
-    with ledger.meter.on(Part.CALLS):
-        if ledger.spans is None or ledger.meter.part != Part.CALLS:
-            yield
-            return
-        with ledger.spans.timed(TRAINING, span_split.CALL):
-            yield
+def calling(ledger: Ledger) -> AbstractContextManager[None]:
+    """Book a call of zkv; it has a span unless it is a part of something that has one."""
+    on = ledger.meter.on(Part.CALLS)
+    if ledger.spans is None or ledger.meter.part > Part.CALLS:
+        return on
+    return _spanned(on, ledger.spans, span_split.CALL)
 
 
-@contextmanager
-def draining(ledger: Ledger, pipeline: Pipeline) -> Iterator[None]:
+def draining(ledger: Ledger, pipeline: Pipeline) -> AbstractContextManager[None]:
     """Book the wait for what is encoded beside the caller."""
-    with ledger.meter.on(Part.ENCODE):
-        if ledger.spans is None or pipeline.idle:
-            yield
-            return
-        with ledger.spans.timed(TRAINING, span_split.DRAIN):
-            yield
+    on = ledger.meter.on(Part.ENCODE)
+    if ledger.spans is None or pipeline.idle:
+        return on
+    return _spanned(on, ledger.spans, span_split.DRAIN)
+
+
+@contextmanager
+def _spanned(on: AbstractContextManager[None], spans: Spans, name: str) -> Iterator[None]:
+    with on, spans.timed(TRAINING, name):
+        yield
 
 
 @contextmanager
