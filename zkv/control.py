@@ -34,6 +34,7 @@ from zkv.greetings import ServerWelcome as ServerWelcome
 from zkv.greetings import Waiting as Waiting
 from zkv.greetings import Welcome as Welcome
 from zkv.greetings import WorkerHello as WorkerHello
+from zkv.time_split import Seconds, Spent
 from zkv.verdicts import Cancel as Cancel
 from zkv.verdicts import Exhausted as Exhausted
 from zkv.verdicts import Granted as Granted
@@ -191,6 +192,8 @@ class Accounts(Frozen, frozen=True, tag=52):
     """Worker to broker: what codecs have done; of the largest keys, if there are many."""
 
     accounts: list[Account]
+    spent: Spent | None = None
+    """Where this worker's time has gone since it joined."""
 
 
 # --- server to broker ------------------------------------------------------------------------
@@ -227,10 +230,12 @@ class Trouble(Frozen, frozen=True, tag=63):
 
 
 class Decoding(Frozen, frozen=True, tag=64):
-    """Server to broker: seconds spent on decoding since the start, for keys (kids) that cost
-    most."""
+    """Server to broker: seconds spent on decoding since the start, by key (kid): the longest."""
 
     seconds: list[tuple[UInt, float]]
+    updates: UInt = 0
+    """Updates of the model since the start, and how long they took, decoding included."""
+    update_s: Seconds = 0.0
 
 
 ForBroker = (
@@ -296,16 +301,7 @@ class Packet(Frozen, frozen=True):
 
 def encode_packet(packet: Packet) -> bytes:
     """Return the frame of a packet."""
-    return encode(
-        (
-            PROTOCOL_VERSION,
-            packet.source,
-            packet.target,
-            packet.number,
-            packet.received,
-            packet.messages,
-        )
-    )
+    return encode((PROTOCOL_VERSION, *msgspec.structs.astuple(packet)))
 
 
 def decode_messages(envelope: Envelope, *, by_broker: bool = False) -> Packet:

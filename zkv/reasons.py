@@ -6,12 +6,23 @@ decided, nor links, sockets or clocks.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 NAMES_MAX = 4
 """How many are named; the others are counted."""
+GIST_MAX = 200
 ON_THEIR_WAY = "contributions that are still on their way to the servers"
+
+
+def gist(text: str) -> str:
+    """Return what of a reason's text stays the same from wait to wait: whom, and under which rule.
+
+    What changes stands in brackets, and after "it has".
+    """
+    head = text.partition("; it has ")[0].removeprefix("the next batch waits for ")
+    return re.sub(r" \([^()]*\)", "", head)[:GIST_MAX]
 
 
 @dataclass(frozen=True, slots=True)

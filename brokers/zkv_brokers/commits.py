@@ -26,6 +26,9 @@ class Commits:
         self.bases = Bases()
         self.spans = spans
         self.streaming = Streaming(store, contributions)
+        self.updates = 0
+        """Of the model, since the start; they took `update_s` seconds by the store's clock."""
+        self.update_s = 0.0
         self._store = store
         self._contributions = contributions
 
@@ -47,6 +50,13 @@ class Commits:
 
     def commit(self, entry: c.Commit, blocks: Sequence[BlockSpec]) -> None:
         """Apply the update, and settle its contributions."""
+        began = self._store.clock()
+        self._traced(entry, blocks)
+        if entry.group == MODEL:
+            self.updates += 1
+            self.update_s += self._store.clock() - began
+
+    def _traced(self, entry: c.Commit, blocks: Sequence[BlockSpec]) -> None:
         if self.spans is None:
             self._commit(entry, blocks)
             return

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from zkv import control as c
 from zkv.errors import NameInUse, Refused, ZkvError
+from zkv.time_split import Spent
 
 INCARNATIONS_PER_TERM = 1 << 20
 
@@ -26,6 +27,8 @@ class Worker:
     barrier: int = 0
     barrier_token: int = 0
     leaving: bool = False
+    spent: Spent | None = None
+    """Where its time has gone, as it told last."""
 
     def __str__(self) -> str:
         return (
@@ -44,6 +47,9 @@ class Server:
     """Log entries below this have been queued for it."""
     broken: bool = False
     """Whether the broker's own connection to its data port has broken."""
+    updates: int = 0
+    """Updates of the model, as it told last; they took `update_s` seconds."""
+    update_s: float = 0.0
 
     def __str__(self) -> str:
         hello = self.hello

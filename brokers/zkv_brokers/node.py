@@ -22,8 +22,8 @@ from zkv_brokers.grants import ToWorker
 from zkv_brokers.shard import Action as ShardAction
 from zkv_brokers.shard import Event, FromBroker, FromWorker, Prepare, Reset, Shard, ToBroker
 
-DECODING_EVERY_S = 5.0
-"""How often the broker is told what decoding has cost."""
+DECODING_EVERY_S = 1.0
+"""How often the broker is told what updates and their decoding have cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +159,13 @@ class Node:
         return self._flush(now)
 
     def _tell_decoding(self, now: float) -> None:
-        """Tell what decoding has cost, from time to time, if anything was decoded."""
-        spent = self.shard.store.decode_s
-        if now >= self._next_decoding and spent:
+        """Tell what updates have cost, from time to time, if there were any."""
+        spent, commits = self.shard.store.decode_s, self.shard.commits
+        if now >= self._next_decoding and (spent or commits.updates):
             self._next_decoding = now + DECODING_EVERY_S
             by_cost = sorted(self.shard.layout.spread(spent).items(), key=lambda one: -one[1])
-            self._link.send(c.Decoding(by_cost[: c.KEYS_TOLD_MAX]))
+            first = by_cost[: c.KEYS_TOLD_MAX]
+            self._link.send(c.Decoding(first, commits.updates, commits.update_s))
 
     def stop(self, why: str, now: float) -> list[Action]:
         """Say goodbye."""

@@ -284,6 +284,7 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "clock": clocks.get(worker.number, 0),
             "contributions": model.tally(worker.number).plain() if model is not None else {},
             "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
+            "time": worker.spent.to_plain() if worker.spent is not None else None,
             "waiting": _waiting(router, worker),
         }
         for worker in router.members.workers.values()
@@ -338,6 +339,8 @@ def status(router: Router) -> dict[str, Any]:
                     for b in layout.blocks.values()
                     if b.server == server.index
                 ),
+                "updates": server.updates,
+                "update_s": round(server.update_s, 6),
             }
             for server in members.servers.values()
         ],

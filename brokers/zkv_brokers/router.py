@@ -215,8 +215,9 @@ class Router:
                     self.groups[number].received(worker.incarnation, grant, out)
             case c.Pull():
                 requests.pull(self, worker, message, out)
-            case c.Accounts(accounts=accounts):
+            case c.Accounts(accounts=accounts, spent=spent):
                 self.coding.told(worker.incarnation, accounts)
+                worker.spent = spent or worker.spent
             case c.Barrier(token=token, number=number):
                 worker.barrier, worker.barrier_token = number, token
                 self.groups.begun.discard(worker.incarnation)
@@ -250,6 +251,7 @@ class Router:
                 self.groups[message.group].square_sums(server.index, message, out)
             case c.Decoding(seconds=seconds):
                 self.coding.decoding(server.index, seconds)
+                server.updates, server.update_s = message.updates, message.update_s
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
                 self._fail("ServerLost", f"{server} stopped: {reason}")
             case _:
@@ -388,8 +390,7 @@ class Router:
     # --- settings ----------------------------------------------------------------------------
 
     def log_configuration(self, out: Decisions, *, late: bool = False) -> None:
-        """Write the settings in force into the log, between two commits (`late`: behind the next
-        one, if servers may have made a part of it)."""
+        """Write the settings in force into the log; `late`: behind the next commit, if foreseen."""
         entry = requests.configuration(self)
         if self.groups.model is not None:
             self.groups.model.configure(entry, out, late=late)

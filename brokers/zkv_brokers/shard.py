@@ -204,13 +204,12 @@ class Shard:
                 self.grants.fill(block, entry.version, made[1].current)
 
     def _make(self, blocks: Sequence[BlockSpec]) -> None:
-        """Make the next version of blocks for which all is here, and send it to whom it is
-        granted."""
-        streaming = self.commits.streaming
+        """Make the next version of blocks, where all for it is here, and send it as granted."""
+        streaming, began = self.commits.streaming, self.store.clock()
         for block in blocks:
-            state = streaming.make(block)
-            if state is not None:
+            if (state := streaming.make(block)) is not None:
                 self.grants.fill(block, streaming.version, state.current)
+        self.commits.update_s += self.store.clock() - began
 
     def _drop(self, init: int) -> None:
         entry = self._inits.pop(init)

@@ -10,6 +10,7 @@ import typer
 
 from zkv_cli import options as o
 from zkv_cli import plan
+from zkv_cli.advise import advise
 from zkv_cli.exits import EPILOG, reporting
 from zkv_cli.replay import replay
 from zkv_cli.simulate import simulate
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+plan.app.command()(advise)
 app.add_typer(plan.app)
 app.add_typer(trace)
 app.command()(replay)

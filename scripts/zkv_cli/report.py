@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zkv_cli import time_report
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -40,6 +42,8 @@ class WorkerReport:
     bytes_down: int
     loss: tuple[tuple[float, float], ...]
     accuracy: float | None = None
+    time: Mapping[str, Any] | None = None
+    """Where its time went: `worker.stats()["time"]`."""
 
     @property
     def committed(self) -> int:
@@ -124,6 +128,7 @@ def _worker_report(plain: Mapping[str, Any]) -> WorkerReport:
         bytes_down=int(_field(plain, "bytes_down", whose)),
         loss=tuple((float(time), float(value)) for time, value in _field(plain, "loss", whose)),
         accuracy=None if accuracy is None else float(accuracy),
+        time=plain.get("time"),
     )
 
 
@@ -207,7 +212,8 @@ def text(run: RunReport, *, tty: bool, width: int = 100) -> str:
     plain ASCII-separated columns that a log or a pipe keeps readable.
     """
     table = _rich_table(run, width) if tty else _plain_table(run)
-    return f"{headline(run)}\n\n{table}"
+    split = time_report.lines((one.name, one.time) for one in run.reports)
+    return "\n".join([f"{headline(run)}\n\n{table}", *(["", *split] if split else [])])
 
 
 def _plain_table(run: RunReport) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zkv.simulation_report import Account, SimulationReport, ratio, to_plain
+from zkv_cli import time_report
 from zkv_cli.report import bytes_text
 from zkv_cli.simulation_views import percent
 from zkv_cli.tables import table
@@ -60,6 +61,8 @@ class Life:
     updates: tuple[Update, ...] = ()
     loss: tuple[float, float] | None = None
     accuracy: float | None = None
+    times: tuple[Mapping[str, Any], ...] = ()
+    """What each life says of where its time went (`zkv_cli.time_report`)."""
 
     @property
     def waiting_s(self) -> float:
@@ -79,6 +82,8 @@ class LiveRun:
     lives: tuple[Life, ...]
     counts: Mapping[int, Mapping[str, int]]
     staleness: Mapping[int, int]
+    times: Mapping[str, Any]
+    """Where the time went: see `time_report.plain_of`."""
 
 
 def prepare(folder: Path, ranks: Iterable[int]) -> dict[int, int]:
@@ -129,7 +134,9 @@ def _lived(life: Life, plain: Mapping[str, Any]) -> Life:
     sums |= {name: getattr(life, name) + int(plain[name]) for name in ("bytes_up", "bytes_down")}
     heard = tuple((int(v), int(age), float(at)) for v, age, at in plain["updates"])
     outcomes = life.outcomes + Counter({k: int(v) for k, v in plain["outcomes"].items()})
-    return replace(life, **sums, updates=life.updates + heard, outcomes=outcomes)
+    told = time_report.of_life(plain)
+    times = life.times if told is None else (*life.times, told)
+    return replace(life, **sums, updates=life.updates + heard, outcomes=outcomes, times=times)
 
 
 def _told(life: Life, plain: Mapping[str, Any]) -> Life:
@@ -189,7 +196,11 @@ def live_run(
         # Who left before its last batch was settled was never told, but the broker knows.
         ages = _ages(lives, after)
         ages.subtract(_ages(lives, before or {}))
-    return LiveRun(report, version, tuple(lives), counts, dict(sorted((+ages).items())))
+    times = time_report.plain_of(
+        [time_report.of_worker(life.times) for life in lives], after, before
+    )
+    staleness = dict(sorted((+ages).items()))
+    return LiveRun(report, version, tuple(lives), counts, staleness, times)
 
 
 def _ages(lives: Sequence[Life], status: Mapping[str, Any]) -> Counter[int]:
@@ -274,6 +285,7 @@ def plain_of(run: LiveRun) -> dict[str, Any]:
             for life in run.lives
         ],
         "accuracy": [life.accuracy for life in run.lives],
+        **run.times,
     }
 
 
@@ -296,6 +308,9 @@ def as_text(run: LiveRun) -> str:
         "",
         *table(COLUMNS, _rows(run)),
     ]
+    named = [f"worker {life.rank}" for life in run.lives]
+    split = time_report.lines(zip(named, run.times["time"], strict=True))
+    lines += ["", *split] if split else []
     return "\n".join([*lines, *(f"note: {one}" for one in report.warnings)])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zkv_cli import time_report
 from zkv_cli.report import bytes_text
 
 SERVER_COLUMNS = ("server", "address", "host", "pid", "holds", "heard")
@@ -37,6 +38,9 @@ def as_text(status: Mapping[str, Any]) -> str:
     lines += ["", f"workers: {len(status['workers'])}"]
     if status["workers"]:
         lines += table(WORKER_COLUMNS, [_worker_row(one) for one in status["workers"]])
+    named = [(f"worker {one['number']}", one["time"]) for one in status["workers"] if "time" in one]
+    if split := time_report.lines(named):
+        lines += ["", *split]
     if status["codecs"]:
         lines += ["", *_codecs(status["codecs"])]
     if status["data"]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zkv.alignment import Alignment
+from zkv.span_split import split
 from zkv.spans import APART, TRACKS, Span, lanes
 
 ROLES = ("broker", "server", "worker", "observer")
@@ -150,6 +151,7 @@ def _about(pid: int, process: Process) -> dict[str, Any]:
         "clock_offset_s": None if known is None else known.offset_s,
         "clock_error_s": None if known is None else known.error_s,
         "round_trips": 0 if known is None else known.round_trips,
+        "time": split(process.spans).to_plain() if process.role == "worker" else None,
     }
 
 

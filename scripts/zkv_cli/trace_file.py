@@ -14,6 +14,7 @@ import msgspec
 from zkv.alignment import Alignment
 from zkv.errors import ConfigError
 from zkv.spans import Span
+from zkv_cli import time_report
 from zkv_cli.exits import say
 from zkv_cli.trace_events import Process, document
 from zkv_net.tracing import FORMAT
@@ -151,6 +152,7 @@ def words(output: Path, plain: dict[str, Any]) -> list[str]:
             f"{one['clock_error_s'] * 1e3:.3f} ms (the shortest of {one['round_trips']} round "
             "trips)"
         )
+    lines += time_report.lines((one["process"], one["time"]) for one in about["processes"])
     lines += [f"missing: {text}" for text in about["missing"]]
     return [
         *lines,

@@ -78,6 +78,23 @@ def test_a_run_ends_with_one_object_in_the_fields_of_simulate(tmp_path):
     for worker in range(2):
         spent = sum(plain[name][worker] for name in ("busy", "transfer", "waiting"))
         assert 0 < spent <= plain["wall_s"]
+    for split in plain["time"]:
+        assert split["batches"] == 6
+        parts = ("data", "compute", "encode", "communication", "calls", "wait")
+        assert abs(sum(split[f"{part}_s"] for part in parts) - split["wall_s"]) < 1e-5
+    assert [len(one["rows"]) for one in plain["time_by_batch"]] == [6, 6]
+    assert [server["index"] for server in plain["servers"]] == [0]
+    told = subprocess.run(
+        [sys.executable, "-m", "zkv_cli", "plan", "advise", "--json", "-"],
+        input=done.stdout,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    advice = json.loads(told.stdout)
+    assert abs(sum(advice["shares"].values()) - 1) < 1e-9
+    assert (advice["workers"], advice["servers"], len(advice["remedies"])) == (2, 1, 11)
     left = sorted(path.name[:10] for path in (tmp_path / "out").iterdir())
     assert left == ["figures-0-", "figures-1-"]
 
@@ -85,7 +102,11 @@ def test_a_run_ends_with_one_object_in_the_fields_of_simulate(tmp_path):
 def test_a_run_ends_with_one_table_and_leaves_nothing(tmp_path):
     done = run(tmp_path, TRAIN, "--report", "--policy", "asp")
     assert done.returncode == 0, done.stderr
-    *_, head, first, second = done.stdout.splitlines()
+    *_, head, first, second, _, where, one, two = done.stdout.splitlines()
+    assert where == "where the time goes, by batch"
+    for line, name in ((one, "worker 0"), (two, "worker 1")):
+        assert line.startswith(f"{name}  6 batches of ")
+        assert re.search(r"data .*%, compute .*%, wait .*%; memory \d+ MiB at most$", line)
     assert head.split()[:3] == ["worker", "applied", "late"]
     assert [row.split()[:2] for row in (first, second)] == [["0", "6"], ["1", "6"]]
     assert "asp: 12 updates in" in done.stdout

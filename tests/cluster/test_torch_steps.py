@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from harness import cluster
 from torch_models import mlp, nn, on_threads, torch, values
 
 from zkv.errors import Cancelled, Closed, KeyMismatch, StaleValues
+from zkv.spans import Spans
 from zkv.torch import attach
 
 pytestmark = pytest.mark.torch
@@ -82,6 +84,33 @@ async def test_accumulated_gradients_are_sent_once(last_outside: bool) -> None:
                 assert optimizer._step.sent
             optimizer.step()
             assert newest(optimizer, model) == {"weight": -turn, "bias": -turn}
+
+    await run(body)
+
+
+async def test_a_trace_has_the_passes_of_each_batch_and_copies_are_not_traced() -> None:
+    def body(worker: Any) -> None:
+        spans = worker._ledger.spans = Spans(time.monotonic)
+        model = line()
+        optimizer = attach(model, worker)
+        compute(model)
+        optimizer.step()
+        copied = copy.deepcopy(model)
+        for _ in range(2):
+            with optimizer.no_sync():
+                compute(model, 0.5)
+        copied(torch.ones(1, 1))
+        optimizer.step()
+        passes = [one for one in spans.kept if one.name in ("forward", "backward")]
+        (first,) = [one for one in spans.kept if one.name == "compute" and one.about["batch"] == 1]
+        assert [(one.name, one.about["batch"]) for one in passes] == [
+            (name, batch) for batch in (1, 2, 2) for name in ("forward", "backward")
+        ]
+        times = [at for one in passes for at in (one.start_s, one.end_s)]
+        assert times == sorted(times)
+        assert first.start_s <= times[0] <= times[3] <= first.end_s
+        optimizer.detach()
+        assert not model._forward_hooks
 
     await run(body)
 

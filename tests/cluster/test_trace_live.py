@@ -98,6 +98,7 @@ def test_a_run_leaves_one_trace_of_everybody_in_order(tmp_path):
     found = tracks(events)
     for worker in ("worker 0", "worker 1"):
         training = {"compute", "prepare codecs", "wait for a grant", "push b", "push large"}
+        training |= {"other call", "wait for the fate of a batch"}
         assert training <= names(found[worker, "training"])
         assert names(found[worker, "encoder"]) == {"encode"}
         assert "send" in names(found[worker, "network"])
@@ -119,6 +120,14 @@ def test_a_run_leaves_one_trace_of_everybody_in_order(tmp_path):
         assert one["process"] == "broker" or one["round_trips"] > 0
         assert f"  {one['process']}: " in done.stdout or one["process"] == "broker"
     assert "zkv-trace.json has" in done.stdout
+    assert "where the time goes, by batch" in done.stdout
+    for name in ("worker 0", "worker 1"):
+        assert f"\n{name}  {BATCHES} batches of " in done.stdout
+        (split,) = [one["time"] for one in about["processes"] if one["process"] == name]
+        assert split["batches"] == BATCHES
+        # Each batch's fate was waited for, and at the end the others.
+        assert split["wait_s"] > 0
+    assert about["processes"][0]["time"] is None
     assert "ui.perfetto.dev" in done.stdout
     # What is asked of the broker's clock changes nothing that is decided.
     lives = [replay(path) for path in (tmp_path / "life").glob("*.rec")]

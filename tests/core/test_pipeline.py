@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from single_blocks import layout, received, spec
 
 from zkv.errors import WaitTimeout
+from zkv.time_split import Meter
 from zkv_codecs.backend import NUMPY
 from zkv_workers import signals as s
 from zkv_workers.encoding import LONG, Encoder, Sealed
@@ -118,9 +120,10 @@ class Bench:
         self.encoder.use(text)
         self.encoder.first = self.pause
         self.pipeline = Pipeline(bytes_max=2**26, patience_s=10.0)
+        self.meter = Meter(itertools.count().__next__)
         self.sent: dict[int, s.SendBlock] = {}
         self.threads: dict[int, str] = {}
-        self.outlet = Outlet(self.encoder, self.pipeline, self.feed, self.feed)
+        self.outlet = Outlet(self.encoder, self.pipeline, self.feed, self.feed, self.meter)
         self.number = 0
         self.gate = threading.Event()
         self.gate.set()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zkv.time_split import Spent
 from zkv_cli import report as rep
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -106,7 +107,7 @@ def test_json_keeps_every_figure_and_adds_the_totals() -> None:
     assert {name: plain[name] for name in RUN} == RUN
     assert plain["accuracy"] == 0.975
     assert (plain["bytes_up"], plain["bytes_down"]) == (4500, 6_000_000)
-    assert plain["reports"][1] == worker(1, loss=[[1.0, 2.0], [2.0, 0.5]])
+    assert plain["reports"][1] == worker(1, loss=[[1.0, 2.0], [2.0, 0.5]]) | {"time": None}
 
 
 def test_the_json_dict_makes_the_same_report_again() -> None:
@@ -123,6 +124,19 @@ def test_plain_text_example() -> None:
         "w0            5          3     2  0.25 s   1.50 s  1.50 kB  2.00 MB     0.5000",
         "w1            5          3     2  0.25 s   1.50 s  1.50 kB  2.00 MB     0.5000",
         "w2            5          3     2  0.25 s   1.50 s  1.50 kB  2.00 MB     0.5000",
+    ]
+
+
+def test_a_line_for_each_worker_says_where_its_time_went() -> None:
+    split = Spent(4, 2.0, 0.5, 1.0, 0.0, 0.25, 0.0, 0.25).to_plain()
+    run = rep.run_report(RUN, [worker(rank, time=split if rank else None) for rank in range(3)])
+    assert rep.text(run, tty=False).splitlines()[-3:] == [
+        "where the time goes, by batch",
+        *(
+            f"w{rank}  4 batches of 500 ms: data 25.0%, compute 50.0%, encode 0.0%, "
+            "communication 12.5%, wait 12.5%"
+            for rank in (1, 2)
+        ),
     ]
 
 

@@ -26,6 +26,7 @@ from strategies import (
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.errors import ProtocolError, VersionMismatch
+from zkv.time_split import Spent
 from zkv.wire import (
     CONTROL_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -409,6 +410,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Finish(NAME, 4, 32.0),
     c.Finish(NAME, 4, 32.0, 0.5, 4096),
     c.Accounts([c.Account(0, "int8+ef", 400, 104, 0.25, 1.5, "a slow link")]),
+    c.Accounts([], Spent(3, 2.0, 0.5, 1.0, 0.125, 0.125, 0.0, 0.25, 0.5, 64.5, (("bsp", 0.25),))),
     c.Withdraw(NAME, 4),
     c.Received(0, 4),
     c.Pull(3, ["w\u00e9", 7]),
@@ -420,7 +422,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Void(NAME, 4, "w\u00e9", "NaN"),
     c.SquareSums(0, 10, [(0, 2.5)]),
     c.Trouble("disk full"),
-    c.Decoding([(0, 0.25)]),
+    c.Decoding([(0, 0.25)], 9, 0.5),
     c.Layout(1, KEYS, BLOCKS, True, 6),
     c.Ready(1),
     c.Regrouped(1, 2, 5, 7),

@@ -13,6 +13,8 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed, WaitTimeout
 from zkv.pool import Shard
+from zkv.span_split import VALUES
+from zkv.time_split import Part
 from zkv_net import tracing
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
@@ -54,7 +56,7 @@ class AsyncBatch(AnyBatch):
             if not kids:
                 return
             wanted = faces.named(keys or None)
-            waiting = Clock(self._ledger, "wait_s", "wait for values", keys=wanted)
+            waiting = Clock(self._ledger, "wait_s", VALUES, keys=wanted)
             try:
                 await self._worker._driver.call(partial(s.Await, batch=number, kids=kids))
             finally:
@@ -80,17 +82,23 @@ class AsyncBatch(AnyBatch):
             config = self._worker._config
             patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
             what = f"the fate of batch {self.number}"
-            requests = self._worker._driver.session.requests
-            for turn, pause_s in enumerate(faces.pauses(config, patience_s)):
-                if turn:
-                    log.warning("%s", faces.explained(f"waiting for {what}", requests.reason))
-                if (await asyncio.wait({self._fate}, timeout=pause_s))[0]:
-                    break
-            else:
-                text = f"{what} did not come within {patience_s:g} s"
-                raise WaitTimeout(faces.explained(text, requests.reason))
-            await asyncio.shield(self._fate)
+            with faces.awaiting_fate(self._ledger):
+                await self._narrated(self._fate, config, patience_s, what)
         return self.outcome
+
+    async def _narrated(
+        self, fate: asyncio.Future[s.Fate], config: SessionConfig, patience_s: float, what: str
+    ) -> None:
+        requests = self._worker._driver.session.requests
+        for turn, pause_s in enumerate(faces.pauses(config, patience_s)):
+            if turn:
+                log.warning("%s", faces.explained(f"waiting for {what}", requests.reason))
+            if (await asyncio.wait({fate}, timeout=pause_s))[0]:
+                break
+        else:
+            text = f"{what} did not come within {patience_s:g} s"
+            raise WaitTimeout(faces.explained(text, requests.reason))
+        await asyncio.shield(fate)
 
     def _done(self, fate: asyncio.Future[s.Fate]) -> None:
         if not fate.cancelled() and fate.exception() is None:
@@ -155,6 +163,7 @@ class AsyncWorker:
             self._pipeline,
             driver.feed,
             lambda event: driver.beside(driver.feed, event),
+            self._ledger.meter,
             self._ledger.spans,
         )
 
@@ -238,14 +247,14 @@ class AsyncWorker:
             yield batch
 
     async def _next_grant(self) -> s.Grant | None:
-        waiting = Clock(self._ledger, "wait_s", "wait for a grant")
-        grant: s.Grant | None = await self._ask(s.Begin)
-        waiting.stop(why=self._driver.session.requests.last_reason)
+        with faces.awaiting_grant(self._ledger, self._driver.session):
+            grant: s.Grant | None = await self._ask(s.Begin)
         if grant is not None:
             codecs = (grant.codec, grant.codec_down, grant.chosen)
             if not self._encoder.uses(*codecs):
                 # Kernels that were never compiled on this machine take seconds.
-                await asyncio.to_thread(faces.use_codecs, self._encoder, self._ledger, grant)
+                with self._ledger.meter.on(Part.ENCODE):
+                    await asyncio.to_thread(faces.use_codecs, self._encoder, self._ledger, grant)
         return grant
 
     async def _drained(self) -> None:
@@ -259,8 +268,10 @@ class AsyncWorker:
 
     async def _ask(self, make: Callable[[int], s.Input]) -> Any:
         """Make a call behind what the last batch has pushed, and its end."""
-        await self._drained()
-        return await self._driver.call(make)
+        with faces.draining(self._ledger, self._pipeline):
+            await self._drained()
+        with faces.calling(self._ledger):
+            return await self._driver.call(make)
 
     def local(self, h: int) -> AsyncLocal:
         """Return rounds of `h` local batches (see `Worker.local`), entered with `async with`."""

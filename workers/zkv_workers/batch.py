@@ -10,7 +10,9 @@ from typing import Any
 
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, Closed, Refused
+from zkv.span_split import BETWEEN, COMPUTE, VALUES
 from zkv.spans import BATCHES, TRAINING
+from zkv.time_split import Part
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.faces import Clock, Key, Ledger, named
@@ -43,6 +45,7 @@ class AnyBatch(ABC):
         self._touched = False
         """Whether any value was handed out, or any gradient taken."""
         self._computing: Clock | None = None
+        self._paused, self._paused_at = False, 0.0
         self._spent_s = 0.0
         self._waited_s = 0.0
         """In the block, for values: no computing."""
@@ -109,7 +112,7 @@ class AnyBatch(ABC):
         """Wait until the values of these keys (None: of all) are here, or the batch is
         cancelled; one of which nothing was seen yet begins again instead."""
         while kids := self._lacking(keys):
-            waiting = Clock(self._ledger, "wait_s", "wait for values", keys=named(keys))
+            waiting = Clock(self._ledger, "wait_s", VALUES, keys=named(keys))
             try:
                 self._wait_for(kids)
             finally:
@@ -182,10 +185,15 @@ class AnyBatch(ABC):
         """
         self._open.check()
         self._touched = True
-        if self._ledger.spans is None:
-            return self._out.push(key, gradient, lend=lend)
-        with self._ledger.spans.timed(TRAINING, f"push {key}", batch=self.number):
-            return self._out.push(key, gradient, lend=lend)
+        meter = self._ledger.meter
+        began = meter.clock()
+        try:
+            if self._ledger.spans is None:
+                return self._out.push(key, gradient, lend=lend)
+            with self._ledger.spans.timed(TRAINING, f"push {key}", batch=self.number):
+                return self._out.push(key, gradient, lend=lend)
+        finally:
+            meter.encoded(meter.clock() - began)
 
     def set_weight(self, weight: float) -> None:
         """Say of how many samples this batch is, before the block is left (for local
@@ -248,8 +256,19 @@ class AnyBatch(ABC):
             self._stop(self._state)
             self._withdraw()
 
+    def pause(self, paused: bool) -> None:
+        """Between two local batches of a round the program loads data, say: that is no
+        computing."""
+        if paused != self._paused:
+            meter, spans, since = self._ledger.meter, self._ledger.spans, self._paused_at
+            self._paused, self._paused_at = paused, meter.clock()
+            (meter.enter if paused else meter.leave)(Part.BETWEEN)
+            if spans is not None and not paused:
+                spans.span(TRAINING, BETWEEN, since, self._paused_at)
+
     def _stop(self, state: BatchState) -> None:
         """Nothing is computed on this batch any more."""
+        self.pause(False)
         if self._computing is not None:
             self._spent_s, self._computing = self._computing.stop(self._waited_s), None
         self._running.remove(state.number)
@@ -277,9 +296,10 @@ class AnyBatch(ABC):
                 "worker.batches(data), not from worker.batch(), and those of local rounds from "
                 "local.batches(data)"
             )
-        # What is still encoded of a batch that was withdrawn must not meet another plan.
-        self._outlet.pipeline.drain()
-        faces.use_codecs(self._encoder, self._ledger, grant)
+        with self._ledger.meter.on(Part.ENCODE):
+            # What is still encoded of a batch that was withdrawn must not meet another plan.
+            self._outlet.pipeline.drain()
+            faces.use_codecs(self._encoder, self._ledger, grant)
         self._encoder.begin()
         if self._state is not None:
             self._running.remove(self._state.number)
@@ -289,10 +309,14 @@ class AnyBatch(ABC):
     def _begin(self) -> None:
         self._entered = True
         about = {"batch": self.number, "version": self.version}
-        self._computing = Clock(self._ledger, "compute_s", "compute", **about)
+        self._computing = Clock(self._ledger, "compute_s", COMPUTE, **about)
 
     def _end(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
         """Leave the block: return what finishes the batch, or None if an exception withdraws it."""
+        with self._ledger.meter.ending():
+            return self._left(error)
+
+    def _left(self, error: BaseException | None) -> Callable[[int], s.Finish] | None:
         state, out = self._open, self._out
         self._stop(state)
         if error is not None and not isinstance(error, Cancelled):
@@ -306,8 +330,9 @@ class AnyBatch(ABC):
             self._withdraw()
             raise
         skipped = state.packer.skipped()
-        if accounts := self._encoder.to_tell(state.layout):
-            self._feed(s.Report(accounts))
+        report = self._ledger.report(self._encoder.to_tell(state.layout))
+        if report is not None:
+            self._feed(report)
 
         def finish(token: int) -> s.Finish:
             if out.error is not None:

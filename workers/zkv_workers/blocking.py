@@ -22,13 +22,13 @@ from zkv_workers.blocking_batch import Batch as Batch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
-from zkv_workers.faces import Clock, Key, Ledger, Model
+from zkv_workers.faces import Key, Ledger, Model
 from zkv_workers.local import Local
 from zkv_workers.model import ConnectOptions, Running, session_config
 from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.samples import Source
-from zkv_workers.waiting import Pushed, copy_result
+from zkv_workers.waiting import Pushed, answer_of, copy_result
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -44,7 +44,8 @@ class Worker:
         self._ledger = Ledger(keeps=figures.wanted(config), spans=tracing.recorder(config.trace))
         self._encoder = Encoder()
         pipeline = Pipeline(bytes_max=config.window_bytes, patience_s=config.wait_timeout_s)
-        self._outlet = Outlet(self._encoder, pipeline, self._feed, self._feed, self._ledger.spans)
+        feed, kept = self._feed, self._ledger
+        self._outlet = Outlet(self._encoder, pipeline, feed, feed, kept.meter, kept.spans)
         self._running = Running()
         self._pid = os.getpid()
         self._left = False
@@ -106,13 +107,10 @@ class Worker:
 
     def _call(self, make: Callable[[int], s.Input], *, behind: bool = True) -> Any:
         if behind:  # What the last batch has pushed, and its end.
-            self._outlet.pipeline.drain()
-        future = self._start(make)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
+            with faces.draining(self._ledger, self._outlet.pipeline):
+                self._outlet.pipeline.drain()
+        with faces.calling(self._ledger):
+            return answer_of(self._start(make))
 
     def _reason(self) -> str:
         """Return the broker's last word on why this worker waits."""
@@ -203,9 +201,8 @@ class Worker:
             yield batch
 
     def _next_grant(self) -> s.Grant | None:
-        waiting = Clock(self._ledger, "wait_s", "wait for a grant")
-        grant: s.Grant | None = self._call(s.Begin)
-        waiting.stop(why=self._driver.session.requests.last_reason)
+        with faces.awaiting_grant(self._ledger, self._driver.session):
+            grant: s.Grant | None = self._call(s.Begin)
         return grant
 
     def local(self, h: int) -> Local:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
 from zkv_workers.waiting import narrated
@@ -31,7 +32,8 @@ class Batch(AnyBatch):
             config = self._worker._config
             patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
             what = f"the fate of batch {self.number}"
-            narrated(self._fate, config, patience_s, what, self._worker._reason)
+            with faces.awaiting_fate(self._ledger):
+                narrated(self._fate, config, patience_s, what, self._worker._reason)
         return self.outcome
 
     def __enter__(self) -> Batch:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
+from zkv import control as c
+from zkv import span_split
 from zkv.dtypes import Array, dtype_of, stored_view
 from zkv.errors import PushRefused
 from zkv.layout import check_key
+from zkv.reasons import gist
 from zkv.spans import TRAINING, Spans
+from zkv.time_split import PARTS, Meter, Part
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.devices import to_host
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
+from zkv_workers.footprint import footprint, peak_mib
 from zkv_workers.model import as_arrays, check_weight, specs_of
 from zkv_workers.packing import check_gradient, unpack
+from zkv_workers.pipeline import Pipeline
+from zkv_workers.session import Session
 
 Key = str | int
 
@@ -25,6 +34,8 @@ Key = str | int
 LEAVE_LOOK_S = 0.1
 LEAVE_SILENT_S = 1.5
 """A broker that was not heard for three beats will not say goodbye."""
+TELL_EVERY_S = 1.0
+"""How often the broker is told where the time goes."""
 LEAVE_TIMEOUT_S = 60.0
 """How long what was finished may take to reach the servers when a worker leaves."""
 
@@ -46,6 +57,8 @@ class Ledger:
     updates: list[tuple[int, int, float]] = field(default_factory=list)
     """(version, staleness, when it was heard of) of each committed batch; seconds of the clock that
     all processes of a machine share."""
+    meter: Meter = field(default_factory=lambda: Meter(time.monotonic, lock=Lock()))
+    told_at: float = 0.0
     began: float = field(default_factory=time.time)
     spans: Spans | None = None
     """Where it is also written down when each thing was done, if that is wanted."""
@@ -58,6 +71,13 @@ class Ledger:
                 self.updates.append((fate.version, fate.version - 1 - base, time.time()))
         elif fate.outcome == "cancelled":
             self.cancelled_s += spent_s
+
+    def report(self, accounts: list[c.Account]) -> s.Report | None:
+        """Return what the broker is to be told now of codecs and time, if anything."""
+        now, spent = time.monotonic(), None
+        if now - self.told_at >= TELL_EVERY_S:
+            self.told_at, spent = now, self.meter.spent(peak_mib())
+        return s.Report(accounts, spent) if accounts or spent else None
 
     def raise_refused(self) -> None:
         """Raise the first refusal that nobody has been told of."""
@@ -136,7 +156,7 @@ def use_codecs(encoder: Encoder, ledger: Ledger, grant: s.Grant) -> None:
     if ledger.spans is None or encoder.uses(*codecs):
         encoder.use(*codecs)
         return
-    with ledger.spans.timed(TRAINING, "prepare codecs", codec=grant.codec):
+    with ledger.spans.timed(TRAINING, span_split.PREPARE, codec=grant.codec):
         encoder.use(*codecs)
 
 
@@ -150,7 +170,8 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
     """Return a worker's figures as plain data: counts, seconds, bytes.
 
     `communication_s` is from each grant until the model's last block was here: a part of `wait_s`
-    where nothing else was done meanwhile.
+    where nothing else was done meanwhile. `time` is a `zkv.time_split.Spent`, and `time_by_batch`
+    has the latest batches, a list of seconds for each of its `parts`.
     """
     session = driver.session
     counts = session.made.counts
@@ -170,6 +191,13 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
         "bytes_up": session.uploads.bytes_sent,
         "bytes_down": session.downloads.bytes_received,
         "bytes_unacknowledged": session.uploads.unacknowledged(),
+        "sent": session.uploads.flights.plain(),
+        "time": ledger.meter.spent(peak_mib()).to_plain(),
+        "time_by_batch": {
+            "parts": list(PARTS),
+            "rows": [[round(spent_s, 6) for spent_s in row] for row in ledger.meter.rows],
+        },
+        "memory": footprint(session, encoder),
         "codecs": encoder.report(session.layout),
     }
 
@@ -208,16 +236,64 @@ def named(keys: Sequence[Key] | None) -> str:
     return "all" if keys is None else ", ".join(map(str, keys))
 
 
+def calling(ledger: Ledger) -> AbstractContextManager[None]:
+    """Book a call of zkv; it has a span unless it is a part of something that has one."""
+    on = ledger.meter.on(Part.CALLS)
+    if ledger.spans is None or ledger.meter.part > Part.CALLS:
+        return on
+    return _spanned(on, ledger.spans, span_split.CALL)
+
+
+def draining(ledger: Ledger, pipeline: Pipeline) -> AbstractContextManager[None]:
+    """Book the wait for what is encoded beside the caller."""
+    on = ledger.meter.on(Part.ENCODE)
+    if ledger.spans is None or pipeline.idle:
+        return on
+    return _spanned(on, ledger.spans, span_split.DRAIN)
+
+
+@contextmanager
+def _spanned(on: AbstractContextManager[None], spans: Spans, name: str) -> Iterator[None]:
+    with on, spans.timed(TRAINING, name):
+        yield
+
+
+@contextmanager
+def awaiting_fate(ledger: Ledger) -> Iterator[None]:
+    """Book the wait for what becomes of a batch."""
+    with ledger.meter.awaiting_fate():
+        if ledger.spans is None:
+            yield
+            return
+        with ledger.spans.timed(TRAINING, span_split.FATE):
+            yield
+
+
+@contextmanager
+def awaiting_grant(ledger: Ledger, session: Session) -> Iterator[None]:
+    """Book the wait for a grant, and why it was one."""
+    began, waiting = time.monotonic(), Clock(ledger, "wait_s", span_split.GRANT)
+    try:
+        yield
+    finally:
+        now, why, sent = time.monotonic(), session.requests.last_reason, session.uploads
+        waiting.stop(why=why)
+        own_s = now - began if any(sent.unacknowledged().values()) else sent.idle_since - began
+        ledger.meter.explain(gist(why), own_s)
+
+
 class Clock:
     """Adds the time from its making to `stop` to a ledger's field, and to its spans as `what`."""
 
     def __init__(self, ledger: Ledger, name: str, what: str, **about: Any) -> None:
         self._ledger, self._name, self._what, self._about = ledger, name, what, about
-        self._since = time.monotonic()
+        ledger.meter.enter(span_split.NAMES[what])
+        self._since = ledger.meter.clock()
 
     def stop(self, but_for_s: float = 0.0, **about: Any) -> float:
         """Add the seconds since this clock was made, without those, and return them."""
-        now = time.monotonic()
+        now = self._ledger.meter.clock()
+        self._ledger.meter.leave(span_split.NAMES[self._what])
         spent = now - self._since - but_for_s
         setattr(self._ledger, self._name, getattr(self._ledger, self._name) + spent)
         if self._ledger.spans is not None:

@@ -74,7 +74,7 @@ def _write_spans(
     config: SessionConfig, member: Membership, driver: Driver, ledger: faces.Ledger
 ) -> None:
     """Leave the worker's spans in the folder of ZKV_TRACE, if some were recorded."""
-    if ledger.spans is None:
+    if ledger.spans is None or not config.trace:
         return
     about = {"name": config.name, "host": config.host, "incarnation": member.incarnation}
     role = "observer" if config.observer else "worker"

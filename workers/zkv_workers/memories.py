@@ -63,6 +63,15 @@ class Memories:
     """By batch."""
     _fates: deque[tuple[int, bool]] = field(default_factory=deque)
 
+    def nbytes(self) -> int:
+        """Return what is remembered between batches, in bytes."""
+        return sum(
+            part.nbytes
+            for memory in list(self.by_block.values())
+            for part in (*memory.state, memory.owed)
+            if part is not None
+        )
+
     def settled(self, batch: int, *, counted: bool) -> None:
         """Say what became of a batch; may be called from any thread."""
         self._fates.append((batch, counted))

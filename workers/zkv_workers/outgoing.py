@@ -15,6 +15,7 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv.spans import ENCODER, TRAINING, Spans
+from zkv.time_split import Meter
 from zkv_workers import signals as s
 from zkv_workers.encoding import Encoder, Sealed
 from zkv_workers.model import BatchState
@@ -31,6 +32,7 @@ class Outlet:
     pipeline: Pipeline
     feed: Callable[[s.Input], None]
     feed_beside: Callable[[s.Input], None]
+    meter: Meter
     spans: Spans | None = None
 
 
@@ -98,12 +100,16 @@ class Outgoing:
         def job() -> None:
             if self.dropped or state.cancelled or self.error is not None:
                 return
+            meter = self.outlet.meter
+            began = meter.clock()
             try:
                 sealed = self._seal(full, ENCODER)
             except Exception as error:
                 # Nobody is there to hear it: the batch's end says it.
                 self.error = error
                 return
+            finally:
+                meter.beside(meter.clock() - began)
             self.outlet.feed_beside(s.SendBlock(state.number, full.bid, sealed, weight))
 
         self.outlet.pipeline.put(job, full.values.nbytes)

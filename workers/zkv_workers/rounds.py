@@ -156,6 +156,7 @@ class Rounds:
         self._give_up()
         self._dealt = dealt
         self._round = Round(batch, parts, dealt=dealt)
+        batch.pause(True)
         return self._round
 
     def _needs_round(self, batch: AnyLocalBatch) -> bool:
@@ -174,6 +175,7 @@ class Rounds:
 
     def _enter(self, batch: AnyLocalBatch) -> None:
         batch._round, batch._entered = self._round, True
+        batch._open.batch.pause(False)
 
     def _leave(self, batch: AnyLocalBatch, error: BaseException | None) -> Left:
         """Leave a local batch, the round too if it is over or fails.
@@ -190,6 +192,7 @@ class Rounds:
         if error is not None:
             self._round = None
             return True, error
+        current.batch.pause(True)
         current.done += 1
         current.weight += batch._weight
         if current.done < current.parts and not current.batch.cancelled:

@@ -120,8 +120,8 @@ class Session:
                 self.made.finish(event)
             case s.Withdraw(batch):
                 self.made.withdraw(batch)
-            case s.Report(accounts):
-                self._link.send(c.Accounts(accounts))
+            case s.Report(accounts, spent):
+                self._link.send(c.Accounts(accounts, spent))
             case s.GiveUp(token):
                 self.requests.close(token)
                 self.pulls.drop(token)

@@ -16,6 +16,7 @@ from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.layout import Layout
 from zkv.pool import Shard
+from zkv.time_split import Spent
 from zkv.wire import KeySpec
 from zkv_workers.encoding import Sealed
 
@@ -95,9 +96,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the broker what codecs have done."""
+    """Tell the broker what codecs have done, and where this worker's time has gone."""
 
     accounts: list[c.Account]
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Batch, Worker
 from zkv_workers.torch_buffers import Buffers
 from zkv_workers.torch_hooks import Hooks
+from zkv_workers.torch_passes import Passes
 from zkv_workers.torch_step import Step
 from zkv_workers.torch_survey import Survey
 
@@ -105,6 +106,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         super().__init__(list(model.trained.values()), {"lr": rate})
         # A graph that is compiled is broken here, quietly.
         forward = self._forward if early else torch.compiler.disable(self._forward)
+        self._passes = Passes(model.model, worker._ledger.spans)
         self._hooks = Hooks(model, forward, self._gradient, owners=early)
 
     # --- the loop ----------------------------------------------------------------------------
@@ -214,6 +216,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if self._step is not None:
                 self._close()
             self._hooks.remove()
+            self._passes.remove()
             self._hooks = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,6 +259,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._survey.check()
         factor = 1.0 / self._scaler.get_scale() if self._scales else None
         batch.__enter__()
+        self._passes.begun()
         step = Step(batch, self._survey.trained, factor)
         self._step, self.last = step, batch
         self._ran.clear()
@@ -305,7 +309,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
         if not step.in_backward:
             step.in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(_ended(step))
+            torch.autograd.Variable._execution_engine.queue_callback(self._passes.ended(step))
         step.check()
         if step.is_pending(key):
             if self._at_once is not None:
@@ -395,10 +399,3 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Give the open batch up."""
         step, self._step = self._step, None
         return "withdrawn" if step is None else step.withdraw()
-
-
-def _ended(step: Step) -> Callable[[], None]:
-    def ended() -> None:
-        step.in_backward = False
-
-    return ended

@@ -21,6 +21,7 @@ from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
 from zkv_codecs.deltas import arrived
 from zkv_workers.encoding import Sealed
+from zkv_workers.flights import Flights
 from zkv_workers.packing import cut
 from zkv_workers.signals import Narrate, SendData
 
@@ -73,6 +74,9 @@ class Uploads:
         self.busy_s = 0.0
         """Seconds in which something was on its way, up to the last acknowledgement."""
         self._busy_since: float | None = None
+        self.idle_since = 0.0
+        """When the last acknowledgement came after which nothing was on its way."""
+        self.flights = Flights()
 
     def _window(self, server: int) -> Window[SendData]:
         if server not in self._windows:
@@ -143,9 +147,12 @@ class Uploads:
         for name, bid in message.items:
             window.acknowledge((name, bid), now)
         self.bytes_arrived += before - window.in_flight
+        self.flights.note(message.server, window.in_flight, before - window.in_flight, now)
         if self._busy_since is not None:
             self.busy_s += now - self._busy_since
         self._busy_since = now if self._is_busy else None
+        if self._busy_since is None:
+            self.idle_since = now
 
     @property
     def _is_busy(self) -> bool:
@@ -153,18 +160,23 @@ class Uploads:
 
     def forget(self, name: ContributionId) -> None:
         """The contribution is settled: nobody needs its frames any more."""
-        for window in self._windows.values():
+        for server, window in self._windows.items():
             names: set[Hashable] = {
                 one for one in window.names() if isinstance(one, tuple) and one[0] == name
             }
             if names:
                 window.forget(names)
+            if not window.in_flight:
+                self.flights.stop(server)
         if not self._is_busy:
             self._busy_since = None
 
     def ready(self, now: float) -> list[SendData]:
         """Return what may be sent now."""
         ready = [item for window in self._windows.values() for item in window.ready(now)]
+        if ready:
+            for server, window in self._windows.items():
+                self.flights.note(server, window.in_flight, 0, now)
         if self._busy_since is None and self._is_busy:
             self._busy_since = now
         return ready
@@ -213,6 +225,11 @@ class Downloads:
             if one is not None and one.granted.version == version:
                 return one
         return None
+
+    @property
+    def held_blocks(self) -> Mapping[int, Array]:
+        """The blocks that deltas are added to."""
+        return {} if self._held is None else self._held.blocks
 
     def receipts(self) -> list[SendData | Narrate]:
         """Return one receipt for each server and grant: their blocks have arrived since.

@@ -52,6 +52,15 @@ def copy_result(source: asyncio.Future[Any], target: concurrent.futures.Future[A
             target.set_result(source.result())
 
 
+def answer_of(future: concurrent.futures.Future[Any]) -> Any:
+    """Wait for the answer of a call; Ctrl-C gives the call up."""
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+
+
 def result_of(future: concurrent.futures.Future[Any], timeout_s: float | None, what: str) -> Any:
     """Wait for a future of the I/O thread.
 
