@@ -164,12 +164,13 @@ def test_bench_quality_says_which_targets_are_missed(
 def test_bench_adaptive_ends_with_the_verdict_on_its_claims(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = ("--task", "digits", "--seeds", "1", "--steps", "30", "--mbit", "100")
+    tiny = ("--task", "digits", "--seeds", "1", "--steps", "30", "--links", "100,loopback")
     code = ended(monkeypatch, bench_adaptive, *tiny, "--what", "auto")
     said = capsys.readouterr().out
     assert code == int("MISSED" in said)
-    assert said.count("\n") == 3
+    assert said.count("\n") == 5
     monkeypatch.setattr(bench_adaptive, "WITHIN", 0.5)
     assert ended(monkeypatch, bench_adaptive, *tiny, "--what", "auto") == 1
     assert ended(monkeypatch, bench_adaptive, "--steps", "3") == 2
-    assert ended(monkeypatch, bench_adaptive, "--mbit", "fast") == 2
+    for wrong in ("--links=fast", "--links=0", "--links=inf", "--seeds=-1", "--seeds=two"):
+        assert ended(monkeypatch, bench_adaptive, wrong) == 2
