@@ -5,9 +5,9 @@ and its seconds on every link are computed from what its steps have cost.
 
 The protocol, written down before a run on the held-out seeds:
 
-- The goal of a seed is the test loss of dense training after 300 steps (digits) or 200 (text), times
-  1.02. Losses are looked at every 5 steps, and the mean of the last 6 looks counts, for the goal and
-  for who gets there. Who is not there after twice as many steps never is.
+- The goal of a seed is the test loss of dense training after 300 steps (digits) or 200 (text),
+  times 1.02. Losses are looked at every 5 steps, and the mean of the last 6 looks counts, for the
+  goal and for who gets there. Who is not there after twice as many steps never is.
 - Seeds 0 to 4 are for development: whoever changes `bits_learned`, `bits`, `auto`, `late` or
   `choosing` may look at them. Seeds 100 to 104 are held out: they are run once, after the last
   change, and what comes out is reported. Who changes something after that takes others.
@@ -277,7 +277,9 @@ def links_of(text: str) -> dict[str, Link]:
         mbit = math.inf if one == "loopback" else float(one)
         if not mbit > 0 or (mbit == math.inf and one != "loopback"):
             raise ValueError(f"a link of {one} Mbit/s")
-        found.update({one: LOOPBACK} if one == "loopback" else {f"{mbit:g} Mbit/s": Link(mbit * MBIT)})
+        found.update(
+            {one: LOOPBACK} if one == "loopback" else {f"{mbit:g} Mbit/s": Link(mbit * MBIT)}
+        )
     return found
 
 
