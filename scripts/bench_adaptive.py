@@ -2,6 +2,20 @@
 
 Loss over steps of a fixed codec does not depend on the link, so each is trained once for a seed,
 and its seconds on every link are computed from what its steps have cost.
+
+The protocol, written down before a run on the held-out seeds:
+
+- The goal of a seed is the test loss of dense training after 300 steps (digits) or 200 (text),
+  times 1.02. Losses are looked at every 5 steps, and the mean of the last 6 looks counts, for the
+  goal and for who gets there. Who is not there after twice as many steps never is.
+- Seeds 0 to 4 are for development: whoever changes `bits_learned`, `bits`, `auto`, `late` or
+  `choosing` may look at them. Seeds 100 to 104 are held out: they are run once, after the last
+  change, and what comes out is reported. Who changes something after that takes others.
+- `bits:learned` (100 Mbit/s) is held against the best width of the same seed: at most 1.10 times as
+  long on 4 of 5 seeds. With shuffled rewards it takes longer, all seeds together.
+- `auto` (10, 100, 1000 Mbit/s and loopback) is held against the best candidate of the same seed, at
+  most 1.10 times as long on each; and, all seeds together, against the candidate that is best for
+  all, as somebody has to choose who takes a fixed one. On loopback it ends at `none` everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +39,7 @@ from zkv_codecs.auto import CANDIDATES
 from zkv_codecs.bits import CODECS as WIDTHS
 from zkv_codecs.bits import BitController, BitState, Observation
 
-SEEDS = 5
+SEEDS = (0, 1, 2, 3, 4)
 WITHIN = 1.10
 """Times the seconds of the best fixed codec."""
 OF_FIVE = 0.8
@@ -43,7 +57,7 @@ EVERY, SMOOTH = 5, 6
 """Steps between two looks at the loss, and how many looks are averaged."""
 LONGEST = 2
 """Times the steps of the dense run: after that a codec counts as not getting there."""
-TASKS: dict[str, tuple[Any, int]] = {"digits": (Digits, 150), "text": (SmallText, 200)}
+TASKS: dict[str, tuple[Any, int]] = {"digits": (Digits, 300), "text": (SmallText, 200)}
 
 
 class Shuffled(BitController[Any]):
@@ -243,18 +257,30 @@ def claims(task: str, rows: Sequence[dict[str, Any]], links: Sequence[str]) -> l
         sums = {text: math.fsum(row["fixed"][text] for row in mine) for text in mine[0]["fixed"]}
         best = min(sums, key=lambda text: sums[text])
         ratio = math.fsum(row["seconds"] for row in mine) / sums[best]
-        each = " ".join(f"{row['seconds'] / row['fixed'][row['best']]:.3f}" for row in mine)
-        line = f"auto at {link}: {ratio:.3f} × of {best}, {WITHIN:.2f} at most (by seed: {each})"
+        line = f"auto at {link}: {ratio:.3f} × of {best}, {WITHIN:.2f} at most"
         found.append((line, ratio <= WITHIN))
+        each = [row["seconds"] / row["fixed"][row["best"]] for row in mine]
+        inside = sum(ratio <= WITHIN for ratio in each)
+        line = f"auto at {link}: within {WITHIN:.2f} × of the best of a seed on {inside} of "
+        line += f"{len(mine)} seeds (all wanted; {' '.join(f'{one:.3f}' for one in each)})"
+        found.append((line, inside == len(mine)))
         if link == "loopback":
             ends = {text for row in mine for text in row["ends"].values()}
             found.append((f"auto at loopback ends at {', '.join(sorted(ends))}", ends == {"none"}))
     return [(f"{task}: {line}: {'ok' if holds else 'MISSED'}", holds) for line, holds in found]
 
 
-def links_of(mbits: Sequence[float]) -> dict[str, Link]:
-    """Return links by name: those, and loopback."""
-    return {f"{mbit:g} Mbit/s": Link(mbit * MBIT) for mbit in mbits} | {"loopback": LOOPBACK}
+def links_of(text: str) -> dict[str, Link]:
+    """Return links by name, of "10,loopback"; ValueError if one is neither that nor a speed."""
+    found = {}
+    for one in text.split(","):
+        mbit = math.inf if one == "loopback" else float(one)
+        if not mbit > 0 or (mbit == math.inf and one != "loopback"):
+            raise ValueError(f"a link of {one} Mbit/s")
+        found.update(
+            {one: LOOPBACK} if one == "loopback" else {f"{mbit:g} Mbit/s": Link(mbit * MBIT)}
+        )
+    return found
 
 
 def options(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -262,9 +288,9 @@ def options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_adaptive")
     parser.add_argument("--task", action="append", choices=list(TASKS))
     parser.add_argument("--what", choices=("learned", "auto", "late"))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--mbit", default="10,100,1000")
+    parser.add_argument("--links", default="10,100,1000,loopback")
     parser.add_argument("--compute", type=float)
     parser.add_argument("--up-only", action="store_true")
     parser.add_argument("--rule", default="")
@@ -275,11 +301,15 @@ def options(given: Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     try:
-        asked.mbit = [float(one) for one in asked.mbit.split(",")]
+        asked.links = links_of(asked.links)
     except ValueError:
-        parser.error(f"--mbit {asked.mbit}: numbers with commas, as in 10,100,1000")
-    if min(asked.mbit) <= 0 or asked.seeds < 1:
-        parser.error("a link carries more than 0 Mbit/s, and there is at least 1 seed")
+        parser.error(f"--links {asked.links}: Mbit/s, or loopback, as in 10,100,loopback")
+    try:
+        asked.seeds = [int(one) for one in asked.seeds.split(",")]
+    except ValueError:
+        parser.error(f"--seeds {asked.seeds}: numbers with commas, as in 0,1,2")
+    if min(asked.seeds) < 0:
+        parser.error("--seeds: a seed is at least 0")
     if asked.steps is not None and asked.steps < EVERY * SMOOTH:
         parser.error(f"--steps {asked.steps}: at least {EVERY * SMOOTH}, as losses are smoothed")
     return asked
@@ -288,11 +318,11 @@ def options(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measure what was asked for, and print it."""
     asked = options()
-    costs, links = Costs(), links_of(asked.mbit)
+    costs, links = Costs(), asked.links
     rows: list[dict[str, Any]] = []
     for task in asked.task or TASKS:
         make, usual = TASKS[task]
-        for seed in range(asked.seeds):
+        for seed in asked.seeds:
             began = time.perf_counter()
             more = {"compute_s": asked.compute, "rule": asked.rule, "down": not asked.up_only}
             one = Seed(make, seed, asked.steps or usual, costs, **more)

@@ -147,10 +147,12 @@ class Spent:
         return down + self.compute_s + up + self.decode_s
 
 
-def layout_of(params: dict[str, Array], rule: OptimizerSpec, *, plain: bool = False) -> Layout:
+def layout_of(
+    params: dict[str, Array], rule: OptimizerSpec, coding: Coding, *, plain: bool = False
+) -> Layout:
     """Return the blocks of a model on one server as a broker cuts them; `plain`: one for a key."""
     keys = [KeySpec(key, "float32", value.shape) for key, value in params.items()]
-    catalog, out = Catalog(Layout()), Decisions()
+    catalog, out = Catalog(Layout(), coding), Decisions()
     made = catalog.offer(1, c.Offer(1, keys, plain), plain, 1, rule, out)
     if made is None or isinstance(made, Exception):
         raise ValueError(f"no layout of these keys: {made}")
@@ -190,14 +192,14 @@ class Training:
         """By step: what the first worker's blocks were encoded with."""
         self._rule = optimizer(rule or task.rule)
         self._params = {key: value.copy() for key, value in task.initial().items()}
-        self.layout = layout_of(self._params, self._rule, plain=plain)
+        coding = Coding(text, clock=lambda: self.now_s, rule=self._rule.rule.name)
+        self.layout = layout_of(self._params, self._rule, coding, plain=plain)
         self._blocks = self.layout.blocks_in(0)
         self._down = sum(self.layout.block_bytes(block) for block in self._blocks) * down
         self._slots = {
             block.bid: init_slots(self._rule_of(block)[0], self._gather(self._params, block))
             for block in self._blocks
         }
-        coding = Coding(text, clock=lambda: self.now_s, rule=self._rule.rule.name)
         self.granted = coding.for_grants()["codec"]
         """The plan as workers are told of it."""
         self.widths: Widths | None = coding.widths

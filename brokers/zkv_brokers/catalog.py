@@ -19,6 +19,7 @@ from zkv.link import PACKET_BYTES_MAX
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.placement import plan
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, encode
+from zkv_brokers.coding import Coding
 from zkv_brokers.decisions import Decisions
 
 INIT_BYTES_MAX = 2**39
@@ -42,10 +43,11 @@ class Pending:
 
 
 class Catalog:
-    """All keys and initialisations. `layout` is shared with the router."""
+    """All keys and initialisations. `layout` and `coding` are shared with the router."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, coding: Coding) -> None:
         self.layout = layout
+        self._coding = coding
         self.pending: dict[int, Pending] = {}
         self.history: list[c.Layout | c.Regrouped] = []
         """What a newcomer has to be told, in order."""
@@ -155,7 +157,8 @@ class Catalog:
         def together(entry: KeyEntry) -> object:
             one = entry.spec
             alone = entry.kid if plain else None
-            return (one.rule, spec.for_key(one.key), one.reduce, one.allow_nan, one.absent, alone)
+            applied = (one.rule, spec.for_key(one.key), one.reduce, one.allow_nan, one.absent)
+            return (*applied, self._coding.apart(one), alone)
 
         blocks = plan(
             entries, servers, together=together, bid_first=self._counts[2], load=self._load(servers)

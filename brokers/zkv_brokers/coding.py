@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zkv import control as c
-from zkv.layout import Layout
+from zkv.dtypes import DTYPES
+from zkv.layout import Layout, size_of
+from zkv.wire import KeySpec
 from zkv_brokers.widths import Widths, widths
 from zkv_codecs.auto import Auto
 from zkv_codecs.deltas import down_plan
@@ -62,6 +64,17 @@ class Coding:
             granted = replace(granted, adaptive=adaptive.under(self.rule))
         chosen = "" if self.widths is None else self.widths.codec
         return {"codec": granted.text, "codec_down": self.down.text, "chosen": chosen}
+
+    def apart(self, spec: KeySpec) -> tuple[str, str]:
+        """Return what sets a key apart from others whose codec is that for all, up and down.
+
+        A bucket has one codec, so keys of which this differs share none; whatever the codec for all
+        is, as that may change later. Integers have no codec.
+        """
+        if not DTYPES[spec.dtype].floating:
+            return "", ""
+        size = size_of(spec)
+        return self.up.exempt(spec.key, size), self.down.exempt(spec.key, size)
 
     # --- the books ---------------------------------------------------------------------------
 

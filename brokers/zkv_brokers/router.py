@@ -45,7 +45,6 @@ class Router:
         self.config = config
         self.members = Members(term, config.servers, config.workers, workers_min=config.min_workers)
         self.layout = Layout()
-        self.catalog = Catalog(self.layout)
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
@@ -53,6 +52,7 @@ class Router:
         self.coding = Coding(
             config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
         )
+        self.catalog = Catalog(self.layout, self.coding)
         self.groups = Groups(
             self.layout,
             self.catalog,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from zkv_codecs import spec
-from zkv_codecs.late import late_under, steps_for_one
+from zkv_codecs.late import late_under, most_steps_for_one, steps_for_one
 
 CANDIDATES: tuple[str, ...] = ("none", "fp16", "int8+ef", "onebit+ef", "topk:0.01+fp16+ef")
 OWED, LOST, MARGIN = 10.0, 0.01, 0.05
@@ -50,6 +50,8 @@ class Measured:
     error: float | None = None
     """Norm of what was cut off, over the norm of the gradient; with error feedback that is the
     residual's. Best from the sums of squares of several steps. None: not known yet."""
+    most: float | None = None
+    """What `error` may be in the long run, where it is a guess; None: it was seen in use."""
 
     def __post_init__(self) -> None:
         _check(
@@ -58,6 +60,7 @@ class Measured:
             decode_s=self.decode_s,
             nbytes=self.nbytes,
             error=self.error or 0.0,
+            most=self.most or 0.0,
         )
 
 
@@ -124,8 +127,11 @@ class Auto:
     share of a gradient that never comes.
 
     The price: steps with what comes late are worth less under some update rules, so a codec's time
-    is multiplied by `zkv_codecs.late.steps_for_one`. `late` None: whoever knows the rule sets it (a
-    broker does, `under`); until then it is 0, and nothing is worth less.
+    is multiplied by `zkv_codecs.late.steps_for_one`. Until a codec was in use the price is the
+    highest that it may be (`most_steps_for_one`, of `Measured.most`): what a trial leaves in a
+    running mean outlasts it, so one that was not worth it costs more than a few steps. `late` None:
+    whoever knows the rule sets it (a broker does, `under`); until then it is 0, and nothing is
+    worth less.
 
     Raises:
         ValueError: no candidate, one that is given twice, or a number below 0.
@@ -185,7 +191,12 @@ class Auto:
 
     def steps(self, codec: str, one: Measured) -> float:
         """Return how many steps with a codec are worth a dense one, at least 1."""
-        return steps_for_one(one.error or 0.0 if feeds_back(codec) else 0.0, self.late or 0.0)
+        late = self.late or 0.0
+        if not feeds_back(codec):
+            return 1.0
+        if one.most is not None:
+            return most_steps_for_one(one.most, late)
+        return steps_for_one(one.error or 0.0, late)
 
     def choose(
         self, keys: Mapping[str | int, Key], conditions: Conditions

@@ -68,7 +68,8 @@ TRY_MOST = 2.0
 """A width that needs this many steps for one is not tried by chance: what it leaves behind outlasts
 its window, so that a trial costs more than it can show."""
 KEPT_BACK = {2: 6.0, 4: 0.16, 8: 0.01, 16: 0.0, 32: 0.0}
-"""By width: the norm of the residual, in gradients. Measured on two models (docs/codecs.md)."""
+"""By width: the norm of the residual, in gradients. Measured on two models; that of 2 bits before
+`ternary+ef` sent what is nearest, and since then it is too high (docs/codecs.md)."""
 STATES = ("rose", "stood", "fell")
 STOOD = 0.02
 """A log-loss that changes less in a window stood."""

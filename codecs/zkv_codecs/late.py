@@ -5,9 +5,10 @@ as updates are sums of gradients (with momentum too, while the rate is far from 
 divides by the root of a running mean of squares of what arrives, and that is not what was given: of
 an element whose gradients are small it is mostly the codec's noise. With a residual of ρ gradients
 an update is up to √(1 + ρ²) times shorter there, and as long as it was where gradients are large.
-(1 + ρ²)^¼, the geometric middle, is about what was measured (`scripts/bench_adaptive --what late`;
-docs/codecs.md). That error feedback and Adam do not go together is the observation of 1-bit Adam
-(Tang et al., ICML 2021, arXiv:2102.02888).
+(1 + ρ²)^¼, the geometric middle, is about what was measured on a text; to a loss that hardly falls
+any more it is up to the square of that (`scripts/bench_adaptive --what late`; docs/codecs.md). That
+error feedback and Adam do not go together is the observation of 1-bit Adam (Tang et al., ICML 2021,
+arXiv:2102.02888).
 """
 
 from __future__ import annotations
@@ -31,3 +32,9 @@ def steps_for_one(error: float, late: float) -> float:
     """
     worth: float = math.hypot(1.0, error) ** late
     return worth
+
+
+def most_steps_for_one(error: float, late: float) -> float:
+    """Return the most that it may be: by how much the shortest updates are shorter, which is the
+    square of the geometric middle."""
+    return steps_for_one(error, 2 * late)

@@ -95,6 +95,15 @@ class Plan:
             return special
         return self.codec if size >= self.small else NONE
 
+    def exempt(self, key: str | int, size: int) -> str:
+        """Return why a key of `size` elements has not the codec for all: the text of what it has
+        instead; "" if nothing sets it apart. Keys of which this differs should share no bucket.
+        """
+        special = self._exception(key)
+        if special is not None:
+            return special.text
+        return "" if size >= self.small else NONE.text
+
     def for_block(self, layout: Layout, block: BlockSpec) -> Codec:
         """Return the codec of a block: its key's; of a bucket, the one that all its keys have.
 

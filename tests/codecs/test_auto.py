@@ -40,9 +40,8 @@ KERNELS = {
 GBIT = 1e9 / 8
 
 seconds = st.floats(0, 1e-3)
-measures = st.builds(
-    Measured, seconds, seconds, st.floats(0, 8), st.one_of(st.none(), st.floats(0, 30))
-)
+errors = st.one_of(st.none(), st.floats(0, 30))
+measures = st.builds(Measured, seconds, seconds, st.floats(0, 8), errors, errors)
 known = st.sampled_from(["none", "int8", "int8+ef", "int8+zstd+ef", "powersgd:2+ef", "zstd"])
 autos = st.builds(
     Auto,
@@ -107,6 +106,8 @@ def test_measurements_that_cannot_be_are_refused() -> None:
         Measured(-1.0, 0.0, 4.0)
     with pytest.raises(ValueError, match="error=nan"):
         Measured(0.0, 0.0, 4.0, math.nan)
+    with pytest.raises(ValueError, match="most=-1"):
+        Measured(0.0, 0.0, 4.0, 1.0, -1.0)
     with pytest.raises(ValueError, match="bytes_per_s"):
         Conditions(0.0)
     with pytest.raises(ValueError, match="compute_s"):
@@ -212,6 +213,36 @@ def test_the_more_is_kept_back_the_more_steps_it_takes(
     fewer, most = (steps_for_one(error, late) for error in (one, one + more))
     assert 1.0 <= fewer <= most <= 1.0 + one + more
     assert steps_for_one(one, 0.0) == 1.0
+
+
+@given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 1))
+def test_a_codec_that_was_never_in_use_costs_at_least_what_it_does_in_use(
+    error: float, more: float, late: float
+) -> None:
+    rule = Auto(late=late)
+    guessed = rule.steps("int4+ef", Measured(0.0, 0.0, 0.5, error, error + more))
+    seen = rule.steps("int4+ef", Measured(0.0, 0.0, 0.5, error))
+    assert 1.0 <= seen <= guessed
+    assert rule.steps("int4", Measured(0.0, 0.0, 0.5, error, error + more)) == 1.0
+
+
+def test_what_was_never_in_use_has_to_pay_at_the_highest_price() -> None:
+    """Onebit of noise: 0.756 gradients, so (1 + 0.756²)^½ = 1.25 before and 1.12 when it was seen;
+    its step takes 0.86 of the time of int8's."""
+    seen = KERNELS | {"onebit+ef": replace(KERNELS["onebit+ef"], error=0.756)}
+    never = KERNELS | {"onebit+ef": replace(KERNELS["onebit+ef"], error=0.756, most=0.756)}
+    rule, at = Auto(("none", "int8+ef", "onebit+ef"), late=0.5), Conditions(GBIT / 100, 4.26)
+    times = [rule.seconds(10**6, seen[codec], at.bytes_per_s, 4.26) for codec in rule.candidates]
+    assert times[2] / times[1] == pytest.approx(0.86, abs=0.01)
+    assert [rule.steps("onebit+ef", one["onebit+ef"]) for one in (seen, never)] == pytest.approx(
+        [1.12, 1.25], abs=0.005
+    )
+    assert one_choice(rule, Key(10**6, never), at).codec == "int8+ef"
+    # At a tenth of the speed it pays whatever it costs.
+    slow = Conditions(GBIT / 1000, 4.26)
+    assert one_choice(rule, Key(10**6, never), slow).codec == "onebit+ef"
+    # Where nothing that comes late costs steps it is the shortest that is taken.
+    assert one_choice(replace(rule, late=0.0), Key(10**6, never), at).codec == "onebit+ef"
 
 
 def test_computing_is_shared_out_by_elements() -> None:

@@ -201,6 +201,40 @@ def test_what_a_codec_will_keep_back_is_estimated_before_it_was_in_use() -> None
     assert chooser._measured(unit.candidates["onebit+ef"], _given(SIZE), 4).error == 0.0
 
 
+def test_what_it_may_keep_back_is_no_less_than_that_of_noise_until_it_was_in_use() -> None:
+    """A first gradient with all in a few elements: topk sends it whole, and keeps 3 of noise."""
+    link = Link(SLOW)
+    there = layout(spec("w", SIZE))
+    few = np.zeros(SIZE, np.float32)
+    few[:100] = 1.0
+    link.fetch(4 * SIZE)
+    link.batch(there, {0: few})
+    (unit,) = link.chooser.units.values()
+    first = unit.measured["topk:0.01+fp16+ef"]
+    assert first.error == 0.0
+    assert first.most == pytest.approx(3.27, rel=0.05)
+    assert unit.measured["onebit+ef"].most == pytest.approx(unit.measured["onebit+ef"].error)
+    assert (unit.measured["none"].most, unit.measured["fp16"].most) == (None, None)
+    used = unit.current.text
+    link.batch(there, {0: few})
+    assert unit.measured[used].most is None
+    assert unit.measured["int8+ef"].most is not None
+
+
+def test_where_late_steps_are_worth_less_a_first_gradient_is_not_trusted() -> None:
+    """Most of a step is no encoding or sending: what topk would save is less than what it may
+    cost, though it sends this gradient whole."""
+    there = layout(spec("w", SIZE))
+    few = np.zeros(SIZE, np.float32)
+    few[:100] = 1.0
+    sent = {}
+    for late in (0.0, 0.5):
+        link = Link(SLOW, text=f"auto:late={late},candidates=none|int8+ef|topk:0.01+fp16+ef")
+        link.fetch(4 * SIZE)
+        sent[late] = link.batch(there, {0: few})[0].codec
+    assert sent == {0.0: "topk:0.01+fp16", 0.5: "int8"}
+
+
 def _given(size: int) -> Any:
     from zkv_codecs.packed import dense
 

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from zkv import control as c
 from zkv.errors import KeyMismatch, NameInUse, Refused, ZkvError
-from zkv.layout import Layout
+from zkv.layout import Layout, size_of
 from zkv.optimizer_spec import optimizer
+from zkv.placement import BUCKET_BYTES
 from zkv.wire import KeySpec
 from zkv_brokers.catalog import INIT_BYTES_MAX, Catalog, Pending
+from zkv_brokers.coding import Coding
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import INCARNATIONS_PER_TERM, Members, Server, Worker
 
@@ -139,8 +141,9 @@ SGD = optimizer("sgd:lr=0.1")
 class Shelf:
     """A catalog with two servers, and what it has decided so far."""
 
-    def __init__(self) -> None:
-        self.catalog = Catalog(Layout())
+    def __init__(self, codec: str = "none", codec_down: str = "none") -> None:
+        self.coding = Coding(codec, codec_down)
+        self.catalog = Catalog(Layout(), self.coding)
         self.out = Decisions(0)
 
     def offer(self, incarnation: int, *specs: KeySpec, plain: bool = False, token: int = 1) -> Any:
@@ -282,6 +285,59 @@ def test_plain_keys_lie_alone_and_keys_of_different_rules_apart() -> None:
     for block in trained.blocks:
         assert len({by_kid[kid] for kid in block.kids}) == 1
     assert len(trained.blocks) < 8
+
+
+@given(
+    specs=st.lists(
+        st.builds(
+            KeySpec,
+            st.integers(0, 99).map(lambda n: f"layer{n}.{('weight', 'bias', 'norm')[n % 3]}"),
+            st.sampled_from(["float32", "float16", "int32"]),
+            st.sampled_from([(), (1,), (512,), (1023,), (1024,), (30, 40), (4096,), (70_000,)]),
+        ),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda one: one.key,
+    ),
+    up=st.sampled_from(
+        ["none", "int8+ef", "int8;*.bias=none", "fp16;small=0", "auto;*.bias=int8", "onebit+ef"]
+    ),
+    down=st.sampled_from(["none", "int8;small=2000", "fp16;*.norm=none;small=1"]),
+    later=st.sampled_from(["none", "int8+ef", "bf16"]),
+)
+def test_every_key_has_the_codec_that_the_plan_says_whatever_it_shares_a_block_with(
+    specs: list[KeySpec], up: str, down: str, later: str
+) -> None:
+    shelf = Shelf(up, down)
+    pending = shelf.offer(11, *specs)
+    shelf.catalog.complete(pending, 1)
+    layout = shelf.catalog.layout
+    # The codec for all may change when blocks are long cut.
+    shelf.coding.use_up(";".join([later, *up.split(";")[1:]]))
+    for plan in (shelf.coding.up, shelf.coding.down):
+        for block in layout.blocks.values():
+            for spec in (layout.entries[kid].spec for kid in block.kids):
+                floating = spec.dtype != "int32"
+                said = plan.for_key(spec.key, size_of(spec)).text if floating else "none"
+                assert plan.for_block(layout, block).text == said
+
+
+def test_small_keys_share_a_block_and_larger_ones_another() -> None:
+    shelf = Shelf()
+    specs = [KeySpec(f"k{n}", "float32", ((1024, 10)[n % 2],)) for n in range(12)]
+    pending = shelf.catalog.offer(11, c.Offer(1, specs, False), False, 1, SGD, shelf.out)
+    assert isinstance(pending, Pending)
+    by_kid = {entry.kid: size_of(entry.spec) for entry in pending.entries}
+    assert sum(by_kid.values()) * 4 < BUCKET_BYTES
+    assert [[by_kid[kid] for kid in block.kids] for block in pending.blocks] == [
+        [1024] * 6,
+        [10] * 6,
+    ]
+    # Integers are sent as they are, so their sizes are no reason for more blocks.
+    whole = [KeySpec(f"i{n}", "int32", ((1024, 10)[n % 2],)) for n in range(4)]
+    other = shelf.catalog.offer(11, c.Offer(2, whole, False), False, 1, SGD, shelf.out)
+    assert isinstance(other, Pending)
+    assert [len(block.kids) for block in other.blocks] == [4]
 
 
 def test_a_tied_key_has_the_number_of_its_owner_wherever_it_stands() -> None:

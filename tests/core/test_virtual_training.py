@@ -26,8 +26,11 @@ from zkv_codecs.plan import plan
 STEPS = 6
 SLOW = Link(10 * MBIT, 1e-3)
 DENSE = 4 * (64 * 512 + 512 + 512 * 10 + 10)
-SENT_DENSE = 4 * (512 + 512 * 10 + 10)
-"""The keys of a bucket with small ones in it."""
+SENT_DENSE = 4 * (512 + 10)
+"""The small keys."""
+CODED = 64 * 512 + 512 * 10
+BLOCKS = 2
+"""Blocks with a codec: that of each of the large keys."""
 
 
 class Known(Costs):
@@ -50,13 +53,17 @@ def trained(text: str, links: list[Link] | None = None, **more: Any) -> Training
 
 @pytest.mark.parametrize(
     ("text", "up"),
-    [("none", DENSE), ("fp16", 2 * 64 * 512 + SENT_DENSE), ("int8+ef", 32768 + 512 + SENT_DENSE)],
+    [
+        ("none", DENSE),
+        ("fp16", 2 * CODED + SENT_DENSE),
+        ("int8+ef", CODED + 4 * CODED // 256 + SENT_DENSE),
+    ],
 )
 def test_a_step_is_the_model_down_then_computing_then_encoding_sending_and_decoding(
     text: str, up: int
 ) -> None:
     run = trained(text, compute_s=0.5)
-    coded = text != "none"
+    coded = BLOCKS * (text != "none")
     step = 1e-3 + DENSE / SLOW.bytes_per_s + 0.5 + 1e-6 * coded
     step += 1e-3 + up / SLOW.bytes_per_s + 3 * 2e-6 * coded
     assert run.bytes_up == STEPS * 3 * up
@@ -157,12 +164,13 @@ def test_bench_quality_says_which_targets_are_missed(
 def test_bench_adaptive_ends_with_the_verdict_on_its_claims(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = ("--task", "digits", "--seeds", "1", "--steps", "30", "--mbit", "100")
+    tiny = ("--task", "digits", "--seeds", "1", "--steps", "30", "--links", "100,loopback")
     code = ended(monkeypatch, bench_adaptive, *tiny, "--what", "auto")
     said = capsys.readouterr().out
     assert code == int("MISSED" in said)
-    assert said.count("\n") == 3
+    assert said.count("\n") == 5
     monkeypatch.setattr(bench_adaptive, "WITHIN", 0.5)
     assert ended(monkeypatch, bench_adaptive, *tiny, "--what", "auto") == 1
     assert ended(monkeypatch, bench_adaptive, "--steps", "3") == 2
-    assert ended(monkeypatch, bench_adaptive, "--mbit", "fast") == 2
+    for wrong in ("--links=fast", "--links=0", "--links=inf", "--seeds=-1", "--seeds=two"):
+        assert ended(monkeypatch, bench_adaptive, wrong) == 2

@@ -22,10 +22,10 @@ from zkv.layout import Layout, size_of
 from zkv.wire import BlockSpec
 from zkv_codecs.auto import Auto, Conditions, Key, Measured, feeds_back
 from zkv_codecs.backend import Backend
-from zkv_codecs.feedback import Codec
+from zkv_codecs.feedback import Codec, Encoded
 from zkv_codecs.frames import to_payload
 from zkv_codecs.link_speed import LinkSpeed
-from zkv_codecs.packed import Packed
+from zkv_codecs.packed import Packed, dense
 from zkv_codecs.plan import NONE, suited
 from zkv_codecs.spec import codec as codec_of
 
@@ -37,6 +37,8 @@ REPEATS = 3
 FASTEST = 1e15
 """Bytes per second: what a link that is never the limit counts as."""
 PILED_UP_MAX = 1e6
+NOISE = (128, 128)
+"""The shape of the noise that codecs are tried on: more would tell the same to two digits."""
 FADE = 0.8
 """Of sums of squares from one decision to the next."""
 LOOK_EVERY, LOOKS, LOOK_SHARE = 1000, 2, 0.01
@@ -85,6 +87,7 @@ class Chooser:
         """Contributions that are decoded in a step one after the other: workers over servers."""
         self.link = LinkSpeed()
         self.units: dict[tuple[int, ...], Unit] = {}
+        self._noise: dict[str, float] = {}
         self.looking = False
         """Whether the present batch is sent dense, to see the link."""
         self._backend = backend
@@ -200,12 +203,31 @@ class Chooser:
                 sent.chain.add(sent.packed, 3.0, total, self._backend)
             encode.append(encoded - began)
             decode.append(self._clock() - encoded)
-        error = 0.0
+        error, most = 0.0, None
         if sent is not None:
-            left = given.values - sent.chain.decode(sent.packed, self._backend).values
-            share = _square(left) / (_square(given.values) or 1.0)
-            error = math.sqrt(share if not feeds_back(codec.text) else _piled_up(share))
-        return Measured(min(encode) / size, min(decode) / size, nbytes / size, error)
+            error = self._cut(given, sent)
+            if feeds_back(codec.text):
+                error = _piled_up(error)
+                most = max(error, self._of_noise(codec))
+        return Measured(min(encode) / size, min(decode) / size, nbytes / size, error, most)
+
+    def _cut(self, given: Packed, sent: Encoded) -> float:
+        """Return which part of the norm of what was given was not sent."""
+        left = given.values - sent.chain.decode(sent.packed, self._backend).values
+        return math.sqrt(_square(left) / (_square(given.values) or 1.0))
+
+    def _of_noise(self, codec: Codec) -> float:
+        """Return what a codec keeps back of normal noise, in gradients.
+
+        A first gradient may be concentrated on few elements, and those to come are not.
+        """
+        known = self._noise.get(codec.text)
+        if known is None:
+            noise = np.random.default_rng(0).standard_normal(NOISE, np.float32)
+            given = replace(dense(noise.reshape(-1)), shape=NOISE)
+            sent, _ = codec.encode(given, codec.start(NOISE), 0, self._backend)
+            known = self._noise[codec.text] = _piled_up(self._cut(given, sent))
+        return known
 
     def _rest_s(self, units: Iterable[Unit]) -> float:
         """Return the seconds of a step that no codec changes: these units' share, by bytes.
@@ -243,13 +265,14 @@ def _square(values: Array) -> float:
     return float(np.dot(values, values))
 
 
-def _piled_up(share: float) -> float:
-    """Return the square of a residual's norm, in gradients, if each step cuts off this share.
+def _piled_up(cut: float) -> float:
+    """Return a residual's norm, in gradients, if each step cuts off this part of the norm of what
+    it is given.
 
-    e² = share · (1 + e²) in the long run, while gradients are as good as orthogonal to what is kept
+    e² = cut² · (1 + e²) in the long run, while gradients are as good as orthogonal to what is kept
     back. It stands in until a codec was in use and its own residual is known.
     """
-    return share / max(1 - share, 1 / PILED_UP_MAX)
+    return cut / math.sqrt(max(1 - cut * cut, 1 / PILED_UP_MAX))
 
 
 def _take_error(unit: Unit) -> None:
@@ -257,5 +280,5 @@ def _take_error(unit: Unit) -> None:
     text = unit.current.text
     kept, all_ = unit.squares.get(text, (0.0, 0.0))
     if all_ > 0 and text in unit.measured:
-        unit.measured[text] = replace(unit.measured[text], error=math.sqrt(kept / all_))
+        unit.measured[text] = replace(unit.measured[text], error=math.sqrt(kept / all_), most=None)
         unit.squares[text] = (FADE * kept, FADE * all_)
