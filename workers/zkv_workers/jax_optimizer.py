@@ -21,13 +21,13 @@ import optax
 from jax.experimental import io_callback
 
 from zkv.dtypes import Array
-from zkv.errors import Cancelled
+from zkv.errors import Cancelled, StaleValues
 from zkv.pool import Shard
 from zkv_workers.blocking import Batch, Worker
 from zkv_workers.jax_step import Step
 from zkv_workers.jax_taps import tap
 from zkv_workers.jax_tree import Tree, on_host
-from zkv_workers.jax_updates import difference, update_dtype
+from zkv_workers.jax_updates import difference, strays, update_dtype
 
 log = logging.getLogger("zkv.worker")
 
@@ -139,6 +139,8 @@ class Optimizer:
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="zkv-jax")
         self._taps = {key: tap(partial(self._tapped, key)) for key in tree.keys}
         self._told = False
+        self._errors: dict[str, float] = {}
+        """By how much parameters may differ from the batch's, as no update leads there."""
         self.last: Batch | None = None
         """The batch of the newest step; its `outcome` tells what became of it, `wait()` waits."""
         self.closed = False
@@ -292,6 +294,7 @@ class Optimizer:
         if self._step is not None and self._step.explicit:
             raise RuntimeError("begin() inside of a block, which has begun a batch already")
         self._withdraw()
+        self._errors.clear()
         while True:
             step = self._begin(self._worker.batch(self._weight), explicit=False)
             try:
@@ -367,14 +370,35 @@ class Optimizer:
         weight: Any,
         loss: Any,
     ) -> tuple[Array, dict[str, Array]]:
+        self._check_fresh(params)
         values = self._next_values(gradients, weight, loss)
         assert self._step is not None
         changes = {}
         for key in self._tree.keys:
             held = params[key]
             assert held is not None
-            changes[key] = difference(held, values[key])
+            changes[key], self._errors[key] = difference(held, values[key])
         return np.asarray(self._step.batch.version, np.int32), changes
+
+    def _check_fresh(self, params: Mapping[str, Array | None]) -> None:
+        """Check that these are the open batch's parameters; if not, withdraw it.
+
+        Raises:
+            StaleValues: they are not; the key is named.
+        """
+        step = self._step
+        if step is None or step.explicit or step.vain:
+            return
+        values = step.batch.params
+        for key, held in params.items():
+            if held is None or strays(held, values[key], self._errors.get(key, 0.0)):
+                self._withdraw()
+                raise StaleValues(
+                    f"key {key!r}: the parameters are not those of the batch that is open: apply "
+                    "the updates of each step before the next, take the first ones from begin(), "
+                    "and put nothing around or behind the transformation (optax.MultiSteps runs "
+                    "it at each of its steps: add gradients up yourself)"
+                )
 
     def _results(self) -> Any:
         leaves = zip(self._tree.keys, self._tree.shapes, self._tree.dtypes, strict=True)
