@@ -254,6 +254,16 @@ class Optimizer:
         """Return the newest whole version of the model; no batch begins or ends."""
         return self._tree.placed(self._worker.evaluate().params)
 
+    def withdraw(self) -> None:
+        """Give up the batch that `begin` or `step` has begun, if there is one: nobody waits for it.
+
+        Raises:
+            RuntimeError: inside of a block, which only an exception withdraws.
+        """
+        if self._step is not None and self._step.explicit:
+            raise RuntimeError("the batch of a block is withdrawn by an exception that leaves it")
+        self._withdraw()
+
     def close(self) -> None:
         """Withdraw the open batch, if there is one, and let the worker be attached again."""
         self.closed = True
@@ -275,7 +285,7 @@ class Optimizer:
             raise RuntimeError("the optimizer is closed; attach the parameters again")
         if self._step is not None:
             raise RuntimeError(
-                "a batch is open already: leave its block, or call begin() to give it up"
+                "a batch is open already: leave its block, or call optimizer.withdraw()"
             )
         batch.__enter__()
         self._step, self.last = Step(self._worker, batch, explicit=explicit), batch
