@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,21 +22,24 @@ RULES = {
     "sgd:lr=0.1": lambda: optax.sgd(0.1),
     "momentum:lr=0.05,momentum=0.9": lambda: optax.sgd(0.05, momentum=0.9),
     "adam:lr=0.01": lambda: optax.adam(0.01),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.3), optax.sgd(0.1)),
 }
 
 
-def alone(transformation: Any, dtype: Any = np.float32) -> list[float]:
+@cache
+def alone(rule: str) -> list[float]:
     """The losses of plain optax on the whole batches."""
+    transformation = RULES[rule]()
 
     def train(params: Any, state: Any, x: Any, y: Any) -> Any:
         loss, gradients = jax.value_and_grad(loss_of())(params, x, y)
         updates, state = transformation.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-    params, step = mlp(dtype), jax.jit(train)
+    params, step = mlp(), jax.jit(train)
     state, losses = transformation.init(params), []
     for number in range(BATCHES):
-        params, state, loss = step(params, state, *data(sum(SIZES), number, dtype))
+        params, state, loss = step(params, state, *data(sum(SIZES), number))
         losses.append(float(loss))
     return losses
 
@@ -94,7 +98,7 @@ def by_updates(worker: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("loop", "rule"),
     [
-        *((by_blocks, rule) for rule in RULES),
+        *((by_blocks, rule) for rule in list(RULES)[:3]),
         (by_steps, "adam:lr=0.01"),
         (by_updates, "sgd:lr=0.1"),
     ],
@@ -102,7 +106,7 @@ def by_updates(worker: Any) -> list[float]:
 def test_two_workers_learn_what_optax_learns_from_the_whole_batches(rule: str, loop: Any) -> None:
     both = trained(loop, loop, servers=2, optimizer=rule)
     given = np.sum(both, axis=0) / sum(SIZES)
-    np.testing.assert_allclose(given, alone(RULES[rule]()), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(given, alone(rule), rtol=0, atol=1e-5)
 
 
 def trained_in_jit(optimizer: Any, before: Any) -> Any:
@@ -154,8 +158,7 @@ def test_what_is_before_it_in_a_chain_works_on_the_gradients() -> None:
         return losses
 
     (given,) = trained(body, servers=2, optimizer="sgd:lr=0.1")
-    clipped = optax.chain(optax.clip_by_global_norm(0.3), optax.sgd(0.1))
-    np.testing.assert_allclose(given, alone(clipped), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(given, alone("clipped"), rtol=0, atol=1e-5)
 
 
 def test_multi_steps_around_it_is_an_error_that_says_so() -> None:

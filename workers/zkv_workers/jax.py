@@ -13,7 +13,7 @@ from typing import Any
 from zkv_workers.blocking import Worker
 from zkv_workers.jax_optimizer import Block as Block
 from zkv_workers.jax_optimizer import Optimizer as Optimizer
-from zkv_workers.jax_optimizer import SyncState as SyncState
+from zkv_workers.jax_transformation import SyncState as SyncState
 from zkv_workers.jax_tree import survey
 from zkv_workers.model import check_weight
 

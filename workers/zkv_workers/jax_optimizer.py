@@ -12,13 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.experimental import io_callback
 
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, StaleValues
@@ -26,19 +22,13 @@ from zkv.pool import Shard
 from zkv_workers.blocking import Batch, Worker
 from zkv_workers.jax_step import Step
 from zkv_workers.jax_taps import tap
+from zkv_workers.jax_transformation import transformation
 from zkv_workers.jax_tree import Tree, on_host
-from zkv_workers.jax_updates import difference, strays, update_dtype
+from zkv_workers.jax_updates import difference, strays
 
 log = logging.getLogger("zkv.worker")
 
 _T = TypeVar("_T")
-
-
-class SyncState(NamedTuple):
-    """The state of the transformation; all that counts is on the servers."""
-
-    version: Any
-    """The model version of the parameters that the updates lead to; int32, -1 before the first."""
 
 
 class Block:
@@ -220,35 +210,7 @@ class Optimizer:
         that is a `jax.errors.JaxRuntimeError` whose text has it all.
         """
 
-        def init(params: Any) -> SyncState:
-            self._tree.named("params", params)
-            return SyncState(jnp.asarray(-1, jnp.int32))
-
-        def update(
-            updates: Any,
-            state: SyncState,
-            params: Any = None,
-            *,
-            weight: Any = None,
-            value: Any = None,
-            **extra: Any,
-        ) -> tuple[Any, SyncState]:
-            del state, extra
-            if params is None:
-                raise ValueError("zkv needs the parameters: tx.update(gradients, state, params)")
-            given = self._tree.named("gradients", updates)
-            held = self._tree.named("params", params)
-            operands = (given, held, weight, value)
-            if any(isinstance(one, jax.core.Tracer) for one in jax.tree_util.tree_leaves(operands)):
-                version, changes = io_callback(
-                    self._on_jax_thread, self._results(), *operands, ordered=True
-                )
-                return self._tree.tree_of(changes), SyncState(version)
-            with self._alone():
-                version, changes = self._update(on_host(given), on_host(held), weight, value)
-            return self._tree.placed(changes), SyncState(jnp.asarray(version))
-
-        return optax.GradientTransformationExtraArgs(init, update)
+        return transformation(self._tree, self._change, self._change_beside)
 
     def pull(self) -> Any:
         """Return the newest whole version of the model; no batch begins or ends."""
@@ -366,7 +328,14 @@ class Optimizer:
         if step is not None:
             self._on_hand(partial(step.tapped, key, gradient))
 
-    def _on_jax_thread(
+    def _change(
+        self, gradients: Any, params: Any, weight: Any, loss: Any
+    ) -> tuple[Array, dict[str, Array]]:
+        given, held = on_host(gradients), on_host(params)
+        with self._alone():
+            return self._update(given, held, weight, loss)
+
+    def _change_beside(
         self, gradients: Any, params: Any, weight: Any, loss: Any
     ) -> tuple[Array, dict[str, Array]]:
         given, held = on_host(gradients), on_host(params)
@@ -409,10 +378,3 @@ class Optimizer:
                     "and put nothing around or behind the transformation (optax.MultiSteps runs "
                     "it at each of its steps: add gradients up yourself)"
                 )
-
-    def _results(self) -> Any:
-        leaves = zip(self._tree.keys, self._tree.shapes, self._tree.dtypes, strict=True)
-        return (
-            jax.ShapeDtypeStruct((), np.int32),
-            {key: jax.ShapeDtypeStruct(shape, update_dtype(dtype)) for key, shape, dtype in leaves},
-        )
