@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
         paths = [str(path) for path in SOURCE_ROOTS]
         paths += [path for path in inherited.split(os.pathsep) if path and path not in paths]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    if os.environ.get("ZKV_REQUIRE_TORCH") and importlib.util.find_spec("torch") is None:
-        # Where torch is promised, its tests must not vanish in silence.
-        raise pytest.UsageError(
-            "ZKV_REQUIRE_TORCH is set and torch cannot be imported; install a CPU build of torch"
-        )
+    for package in ("torch", "jax"):
+        required = os.environ.get(f"ZKV_REQUIRE_{package.upper()}")
+        if required and importlib.util.find_spec(package) is None:
+            # Where it is promised, its tests must not vanish in silence.
+            raise pytest.UsageError(
+                f"ZKV_REQUIRE_{package.upper()} is set and {package} cannot be imported; install "
+                "a CPU build of it"
+            )
 
 
 def pytest_asyncio_loop_factories(
@@ -71,7 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "gpu": _missing_gpu,
         "netns": _missing_namespaces,
         "slow": lambda: None if config.getoption("--slow") else "slow: run with --slow",
-        "torch": _missing_torch,
+        "torch": partial(_missing, "torch"),
+        "jax": partial(_missing, "jax", "optax"),
     }
     for marker, probe in probes.items():
         marked = [item for item in items if item.get_closest_marker(marker) is not None]
@@ -82,8 +87,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _missing_torch() -> str | None:
-    return None if importlib.util.find_spec("torch") is not None else "torch is not installed"
+def _missing(*packages: str) -> str | None:
+    gone = [one for one in packages if importlib.util.find_spec(one) is None]
+    return f"{' and '.join(gone)} not installed" if gone else None
 
 
 def _missing_gpu() -> str | None:

@@ -1,22 +1,16 @@
-"""PyTorch models for tests, and blocking workers that train them, each on a thread of its own.
-
-It knows the attached face and the harness; it must not know messages or machines.
-"""
+"""PyTorch models for tests; knows nothing of workers."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import Cluster
 
-import zkv
 from zkv.dtypes import Array
 
 torch = pytest.importorskip("torch")
@@ -54,21 +48,3 @@ def data(count: int, seed: int = 1) -> tuple[Any, Any]:
 def values(model: Any) -> dict[str, Array]:
     """Copies of a model's parameters."""
     return {key: one.detach().float().numpy().copy() for key, one in model.named_parameters()}
-
-
-@contextmanager
-def worker_of(made: Cluster, rank: int = 0, world: int = 1, **options: Any) -> Iterator[Any]:
-    options.setdefault("wait_timeout_s", 15.0)
-    with zkv.connect(made.address, rank=rank, world=world, **options) as worker:
-        yield worker
-
-
-async def on_threads(made: Cluster, *bodies: Callable[[Any], Any], **options: Any) -> list[Any]:
-    """Run each body with a worker of its own, ranks 0, 1, ...; return their results."""
-
-    def one(rank: int, body: Callable[[Any], Any]) -> Any:
-        with worker_of(made, rank, len(bodies), **options) as worker:
-            return body(worker)
-
-    threads = (asyncio.to_thread(one, rank, body) for rank, body in enumerate(bodies))
-    return list(await asyncio.gather(*threads))

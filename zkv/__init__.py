@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from zkv import aio as aio
     from zkv import codecs as codecs
     from zkv import data as data
+    from zkv import jax as jax
     from zkv import torch as torch
     from zkv.errors import Cancelled as Cancelled
     from zkv.errors import ZkvError as ZkvError
@@ -34,7 +35,7 @@ _WHERE = {
     "ZkvError": ("zkv.errors", "ZkvError"),
     "Cancelled": ("zkv.errors", "Cancelled"),
 }
-_MODULES = ("aio", "codecs", "data", "errors", "torch")
+_MODULES = ("aio", "codecs", "data", "errors", "jax", "torch")
 
 __all__ = [
     "Batch",

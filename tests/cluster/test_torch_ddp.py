@@ -16,7 +16,8 @@ import pytest
 from ddp_member import BATCHES, EACH
 from harness import cluster
 from processes import answer_of
-from torch_models import data, mlp, nn, torch, worker_of
+from torch_models import data, mlp, nn, torch
+from worker_threads import worker_of
 
 import zkv
 from zkv.errors import KeyMismatch, Lost

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster
-from torch_models import mlp, nn, on_threads, torch, values, worker_of
+from torch_models import mlp, nn, torch, values
+from worker_threads import on_threads, worker_of
 
 import zkv
 from zkv.errors import KeyMismatch, PushRefused

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster
-from torch_models import nn, on_threads, seeded, torch, values
+from torch_models import nn, seeded, torch, values
+from worker_threads import on_threads
 
 from zkv.torch import attach
 from zkv_workers import signals as s

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster
-from torch_models import mlp, nn, on_threads, torch, values
+from torch_models import mlp, nn, torch, values
+from worker_threads import on_threads
 
 from zkv.errors import Cancelled, Closed, KeyMismatch, StaleValues
 from zkv.spans import Spans

@@ -19,7 +19,7 @@ from zkv_codecs.backend import NUMPY
 from zkv_workers import signals as s
 from zkv_workers.encoding import LONG, Encoder, Sealed
 from zkv_workers.model import BatchState
-from zkv_workers.outgoing import Outgoing, Outlet, _mark
+from zkv_workers.outgoing import Outgoing, Outlet, mark_of
 from zkv_workers.pipeline import Pipeline
 
 Array = np.ndarray[Any, Any]
@@ -247,11 +247,11 @@ def test_a_lent_array_that_is_changed_by_another_way_is_found_out(bench: Bench, 
 )
 def test_any_single_change_changes_the_mark(size: int, at: int, dtype: str) -> None:
     values = np.arange(size).astype(dtype)
-    before = _mark(values)
-    assert _mark(values.copy()) == before
+    before = mark_of(values)
+    assert mark_of(values.copy()) == before
     raw = values.view(np.uint8)
     raw[at % raw.size] ^= 1
-    assert _mark(values) != before
+    assert mark_of(values) != before
 
 
 # --- errors and withdrawals ----------------------------------------------------------------------

@@ -127,7 +127,7 @@ class Outgoing:
     # --- lent arrays -------------------------------------------------------------------------
 
     def _lend(self, key: Key, gradient: Array) -> Future[None]:
-        self._lent.append(_Lent(key, gradient, _mark(gradient)))
+        self._lent.append(_Lent(key, gradient, mark_of(gradient)))
         freezes = bool(gradient.flags.owndata and gradient.flags.writeable)
         if freezes:
             gradient.flags.writeable = False
@@ -149,7 +149,7 @@ class Outgoing:
         self.outlet.pipeline.drain()
         lent, self._lent = self._lent, []
         for one in lent:
-            if _mark(one.array) != one.mark:
+            if mark_of(one.array) != one.mark:
                 raise BufferError(
                     f"key {one.key!r}: the gradient was changed while it was lent, so what was "
                     "sent of it is not known; leave it alone until the block is left, or do not "
@@ -157,7 +157,7 @@ class Outgoing:
                 )
 
 
-def _mark(array: Array) -> int:
+def mark_of(array: Array) -> int:
     """Return a number that tells an array's bytes from others, up to chance."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = raw.size - raw.size % 8
