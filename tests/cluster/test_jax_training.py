@@ -75,7 +75,7 @@ def by_steps(worker: Any) -> list[float]:
         loss, gradients = computed(params, x, y)
         params = optimizer.step(gradients, weight=len(x), loss=loss)
         losses.append(float(loss) * len(x))
-    assert optimizer.last.outcome == "committed"
+    assert optimizer.last.wait() == "committed"
     return losses
 
 

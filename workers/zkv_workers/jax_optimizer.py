@@ -123,6 +123,8 @@ class Optimizer:
 
     def __init__(self, tree: Tree, worker: Worker, weight: float) -> None:
         self._tree, self._worker, self._weight = tree, worker, weight
+        self._fixed = False
+        """Whether the last step() has left the weight as it is."""
         self._step: Step | None = None
         self._busy = threading.Lock()
         # JAX's own threads take denormal numbers for zero, which must not get into codes.
@@ -268,7 +270,9 @@ class Optimizer:
         self._withdraw()
         self._errors.clear()
         while True:
-            step = self._begin(self._worker.batch(self._weight), explicit=False)
+            # What step() says may be another weight; servers need not guess twice.
+            weight = self._weight if self._fixed else None
+            step = self._begin(self._worker.batch(weight), explicit=False)
             try:
                 return step.batch.params
             except Cancelled:
@@ -293,6 +297,9 @@ class Optimizer:
             self._withdraw()
             raise
         self._step = None
+        self._fixed = weight is None
+        if weight is None and not step.explicit:
+            weight = self._weight
         step.finish(*(None if one is None else float(one) for one in (weight, loss)))
         last = step.batch
         values = self._begin_values()
