@@ -1,4 +1,4 @@
-"""How much to have in flight toward one peer: what its link holds, and little more.
+"""How much to have in flight on one link: what it holds, and little more.
 
 What is sent beyond that stands in queues on the way, where nothing urgent can overtake it, and
 where it holds up what comes the other way on the same link. A link holds its rate times its round
@@ -26,13 +26,14 @@ SLACK_S = 0.002
 
 @dataclass(slots=True)
 class Pace:
-    """The credit toward one peer. It is never below what was sent before it was known."""
+    """The credit of one machine's way out, whichever peers it leads to."""
 
     first_bytes: int = FIRST_BYTES
+    in_flight: int = 0
     _delivered: int = 0
     _delivered_at: float = 0.0
-    _sent: dict[Hashable, tuple[float, int, float]] = field(default_factory=dict)
-    """When an item was sent, and what was delivered by then, and when that was."""
+    _sent: dict[Hashable, tuple[int, float, int, float]] = field(default_factory=dict)
+    """An item's size, when it was sent, what was delivered by then, and when that was."""
     _largest: int = 0
     _samples: deque[tuple[float, float, float]] = field(
         default_factory=lambda: deque(maxlen=SAMPLES_MAX)
@@ -41,18 +42,21 @@ class Pace:
 
     def sent(self, name: Hashable, size: int, now: float) -> None:
         """An item goes out."""
+        self.gone(name)
         if not self._sent:
             # Nothing was on its way: what the link delivers is counted from here.
             self._delivered_at = now
         self._largest = max(self._largest, size)
-        self._sent[name] = (now, self._delivered, self._delivered_at)
+        self._sent[name] = (size, now, self._delivered, self._delivered_at)
+        self.in_flight += size
 
-    def arrived(self, name: Hashable, size: int, now: float) -> None:
+    def arrived(self, name: Hashable, now: float) -> None:
         """An item is acknowledged."""
         found = self._sent.pop(name, None)
         if found is None:
             return
-        sent_at, delivered, delivered_at = found
+        size, sent_at, delivered, delivered_at = found
+        self.in_flight -= size
         self._delivered += size
         self._delivered_at = now
         # Two items may be acknowledged in one instant; the clock's own step bounds the rate.
@@ -63,8 +67,10 @@ class Pace:
             self._samples.popleft()
 
     def gone(self, name: Hashable) -> None:
-        """An item is not wanted any more."""
-        self._sent.pop(name, None)
+        """An item is not wanted any more, or not on its way."""
+        found = self._sent.pop(name, None)
+        if found is not None:
+            self.in_flight -= found[0]
 
     @property
     def rate(self) -> float:

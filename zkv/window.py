@@ -9,7 +9,7 @@ of a monotonic clock.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 from zkv.pace import Pace
@@ -25,7 +25,8 @@ Order = tuple[int, ...]
 class Window(Generic[Item]):
     """A queue toward one peer, at most `bytes_max` unacknowledged (one item may exceed it alone).
 
-    With a `pace`, no more either than the link holds, so that what is urgent overtakes the rest.
+    With a `pace`, which windows toward several peers may share, no more either than the link holds,
+    so that what is urgent overtakes the rest; but each peer has one item, however slow others are.
 
     With `resend_s`, what is lost is given out again. Connections keep order, so an acknowledgement
     of an item shows that older ones which are still not acknowledged were lost. If nothing at all
@@ -44,6 +45,8 @@ class Window(Generic[Item]):
         self._queue: list[tuple[Order, int, Hashable, int, Item]] = []
         """A heap; the second number counts what was offered."""
         self._offered = 0
+        self._token = object()
+        """Tells this peer's items from those of others with the same names."""
         self._sent: dict[Hashable, tuple[int, Item]] = {}
         """In the order in which they were last given out."""
         self._lost: list[Hashable] = []
@@ -59,29 +62,46 @@ class Window(Generic[Item]):
         self._offered += 1
         heapq.heappush(self._queue, (order, self._offered, name, size, item))
 
-    @property
-    def credit_bytes(self) -> int:
-        """How much may be unacknowledged at present."""
-        return self.bytes_max if self.pace is None else min(self.bytes_max, self.pace.credit_bytes)
-
     def ready(self, now: float) -> list[Item]:
         """Return the items to send now: what the credit admits, and what is overdue."""
+        return ready((self,), now)
+
+    def repeats(self, now: float) -> list[Item]:
+        """Return what has to be sent again."""
         out: list[Item] = []
         if not self._lost and self._overdue(now):
             self._lost.append(next(iter(self._sent)))
             self._pauses = min(2 * self._pauses, PAUSES_MAX)
+            if self.pace is not None:
+                # Who does not answer must not use up what others could be sent.
+                for name in self._sent:
+                    self.pace.gone((self._token, name))
         for name in self._lost:
             if name in self._sent:
                 self._give_out(name, *self._sent[name], now, out)
         self._lost.clear()
-        if self._queue:
-            credit = self.credit_bytes
-            while self._queue and (
-                self.in_flight == 0 or self.in_flight + self._queue[0][3] <= credit
-            ):
-                _, _, name, size, item = heapq.heappop(self._queue)
-                self._give_out(name, size, item, now, out)
         return out
+
+    @property
+    def first(self) -> Order | None:
+        """How urgent the most urgent of what waits is; None: nothing waits."""
+        return self._queue[0][0] if self._queue else None
+
+    @property
+    def admits(self) -> bool:
+        """Whether the first of what waits may go out."""
+        size = self._queue[0][3]
+        if self.in_flight == 0:
+            return True
+        within = self.in_flight + size <= self.bytes_max
+        pace = self.pace
+        return within and (pace is None or pace.in_flight + size <= pace.credit_bytes)
+
+    def take(self, now: float) -> Item:
+        """Give out the first of what waits."""
+        _, _, name, size, item = heapq.heappop(self._queue)
+        self._give_out(name, size, item, now, [])
+        return item
 
     def _give_out(self, name: Hashable, size: int, item: Item, now: float, out: list[Item]) -> None:
         before = self._sent.pop(name, None)
@@ -91,7 +111,7 @@ class Window(Generic[Item]):
         self.in_flight += size
         self._quiet_since = now
         if self.pace is not None:
-            self.pace.sent(name, size, now)
+            self.pace.sent((self._token, name), size, now)
         out.append(item)
 
     def _overdue(self, now: float) -> bool:
@@ -108,10 +128,9 @@ class Window(Generic[Item]):
                     break
                 if older not in self._lost:
                     self._lost.append(older)
-        size, _ = self._sent.pop(name)
-        self.in_flight -= size
+        self.in_flight -= self._sent.pop(name)[0]
         if self.pace is not None:
-            self.pace.arrived(name, size, now)
+            self.pace.arrived((self._token, name), now)
         self._quiet_since, self._pauses = now, 1
         return True
 
@@ -122,7 +141,7 @@ class Window(Generic[Item]):
         for name in names & self._sent.keys():
             self.in_flight -= self._sent.pop(name)[0]
             if self.pace is not None:
-                self.pace.gone(name)
+                self.pace.gone((self._token, name))
 
     @property
     def queued(self) -> int:
@@ -143,3 +162,21 @@ class Window(Generic[Item]):
             return None
         size, _ = next(iter(self._sent.values()))
         return self._quiet_since + self._pauses * (self._resend_s + size / SLOWEST_BYTES_PER_S)
+
+
+def ready(windows: Iterable[Window[Item]], now: float) -> list[Item]:
+    """Return the items to send now to several peers, the most urgent of all first."""
+    out: list[Item] = []
+    heads: list[tuple[Order, int, Window[Item]]] = []
+    for at, window in enumerate(windows):
+        out += window.repeats(now)
+        if (first := window.first) is not None:
+            heads.append((first, at, window))
+    heapq.heapify(heads)
+    while heads:
+        _, at, window = heapq.heappop(heads)
+        if window.admits:
+            out.append(window.take(now))
+            if (first := window.first) is not None:
+                heapq.heappush(heads, (first, at, window))
+    return out

@@ -16,7 +16,7 @@ from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.pace import Pace
-from zkv.window import Window
+from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec
 from zkv_brokers.aggregates import spans
 from zkv_brokers.store import Pinned, Store
@@ -77,6 +77,7 @@ class Grants:
         which grant of all it is."""
         self.priority = priority
         self._serial = 0
+        self._pace = Pace()
         self._windows: dict[int, Window[_Piece]] = {}
         self._reachable: set[int] = set()
         self._again: list[tuple[int, _Piece]] = []
@@ -124,7 +125,7 @@ class Grants:
         message = piece.message
         window = self._windows.get(message.incarnation)
         if window is None:
-            window = Window(self.window_bytes, resend_s=self._resend_s, pace=Pace())
+            window = Window(self.window_bytes, resend_s=self._resend_s, pace=self._pace)
             self._windows[message.incarnation] = window
         name = (message.group, message.grant, message.bid)
         order = (serial, message.bid) if self.priority else ()
@@ -208,10 +209,9 @@ class Grants:
             for incarnation, piece in self._again
         ]
         self._again.clear()
-        for incarnation, window in self._windows.items():
-            if incarnation in self._reachable and len(window):
-                out += [ToWorker(incarnation, p.message, p.payload) for p in window.ready(now)]
-        return out
+        windows = [w for who, w in self._windows.items() if who in self._reachable and len(w)]
+        pieces = ready(windows, now)
+        return out + [ToWorker(p.message.incarnation, p.message, p.payload) for p in pieces]
 
     def keep_only(self, members: set[int]) -> None:
         """Unpin and forget what was granted to others."""

@@ -16,7 +16,7 @@ from zkv.dtypes import DTYPES, Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.pace import Pace
-from zkv.window import Window
+from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
 from zkv_codecs.deltas import arrived
@@ -68,6 +68,7 @@ class Uploads:
         self._window_bytes = window_bytes
         self._resend_s = resend_s
         self._windows: dict[int, Window[SendData]] = {}
+        self._pace = Pace()
         self.bytes_sent = 0
         self.bytes_arrived = 0
         """Acknowledged ones."""
@@ -80,7 +81,9 @@ class Uploads:
 
     def _window(self, server: int) -> Window[SendData]:
         if server not in self._windows:
-            self._windows[server] = Window(self._window_bytes, resend_s=self._resend_s, pace=Pace())
+            self._windows[server] = Window(
+                self._window_bytes, resend_s=self._resend_s, pace=self._pace
+            )
         return self._windows[server]
 
     def push(
@@ -173,13 +176,13 @@ class Uploads:
 
     def ready(self, now: float) -> list[SendData]:
         """Return what may be sent now."""
-        ready = [item for window in self._windows.values() for item in window.ready(now)]
-        if ready:
+        found = ready(self._windows.values(), now)
+        if found:
             for server, window in self._windows.items():
                 self.flights.note(server, window.in_flight, 0, now)
         if self._busy_since is None and self._is_busy:
             self._busy_since = now
-        return ready
+        return found
 
     @property
     def idle(self) -> bool:
