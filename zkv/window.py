@@ -93,9 +93,11 @@ class Window(Generic[Item]):
         size = self._queue[0][3]
         if self.in_flight == 0:
             return True
-        within = self.in_flight + size <= self.bytes_max
         pace = self.pace
-        return within and (pace is None or pace.in_flight + size <= pace.credit_bytes)
+        if self.in_flight + size > self.bytes_max or pace is None:
+            return self.in_flight + size <= self.bytes_max
+        # Who does not answer is sent nothing more.
+        return self._pauses == 1 and pace.in_flight + size <= pace.credit_bytes
 
     def take(self, now: float) -> Item:
         """Give out the first of what waits."""
