@@ -136,6 +136,8 @@ class Sim:
         self.notes: list[str] = []
         self.seen: dict[int, dict[str, Array]] = {}
         """What workers computed on, by version."""
+        self.reads: dict[tuple[int, int], int] = {}
+        """The version that a worker has read after each batch."""
         self.ended = 0
         self.tokens = 0
         self.term = 0
@@ -463,6 +465,8 @@ class Sim:
                 values = yield lambda token: s.Pull(token, ("a", "b"))
                 read = unpack(values.layout, values.kids, values.blocks, values.parts)
                 assert np.array_equal(read["a"], read["b"]), f"a pull is torn; {self.story()}"
+                assert worker.session.member is not None
+                self.reads[worker.session.member.incarnation, state.number] = values.version
         if options.barrier:
             yield s.Barrier
             yield s.Begin
@@ -636,6 +640,8 @@ class Sim:
                 base = self.contributions[name.incarnation, name.batch].base
                 assert base is not None
                 assert base[0] == commit.version - 1 - one.staleness, self.story()
+                read = self.reads.get((name.incarnation, name.batch), base[0])
+                assert read >= base[0], f"a worker has read an older version; {self.story()}"
                 self._check_base(*base)
         counts = -self.final("a")
         assert np.array_equal(counts, -self.final("b")), f"the servers disagree; {self.story()}"

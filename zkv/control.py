@@ -138,6 +138,8 @@ class Pull(Frozen, frozen=True, tag=46):
 
     token: UInt
     keys: list[Key]
+    seen: UInt = 0
+    """A version that I have values of already: not an older one."""
 
 
 class Barrier(Frozen, frozen=True, tag=47):

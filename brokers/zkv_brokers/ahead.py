@@ -11,6 +11,7 @@ collected in `Decisions`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ class Ahead:
     """The version of which nothing is foreseen any more: what is sent for it may be two things."""
     later: list[c.Entry] = field(default_factory=list)
     """Entries that must not come before that update."""
+    then: list[Callable[[Decisions], None]] = field(default_factory=list)
+    """What waits for that update, or for the word that it will be another one."""
     confirmed: list[Arrival] = field(default_factory=list)
     """What was finished under such grants and may count by now."""
 
@@ -111,6 +114,9 @@ class Ahead:
         for entry in self.later:
             out.log(entry)
         self.later.clear()
+        then, self.then = self.then, []
+        for act in then:
+            act(out)
 
     def without(self, number: int, group: Group, out: Decisions) -> None:
         """This member takes part in nothing any more; what has arrived of it still counts."""

@@ -80,6 +80,12 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
     if not kids:
         raise UnknownKey("there is no model yet: nothing was initialised, or all keys are plain")
     model = router.groups.model
+    if model is not None and 0 < model.ahead.version <= message.seen:
+        # It computes on a version that is on its way into the log: it must not read an older one.
+        model.ahead.then.append(lambda out: pull(router, worker, message, out))
+        return
+    if worker.incarnation not in router.members.workers:
+        return
     version = model.version if model is not None else 0
     out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids))
     clocks = model.sync.clocks if model is not None else {}

@@ -42,7 +42,7 @@ async def test_a_run_waits_for_enough_workers_at_the_start_and_after_a_loss(poli
             lose(second)
             await until(lambda: len(status.members.training()) == 1, what="the loss")
             # What was granted before the loss is still finished; then the first has to wait.
-            going_on = asyncio.create_task(one_after_another(first, 4))
+            going_on = asyncio.create_task(one_after_another(first, 40))
             await until(
                 lambda: "1 of at least 2" in str(first._driver.session.requests.reason),
                 what="that the first worker is told of the shortage",

@@ -414,6 +414,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Withdraw(NAME, 4),
     c.Received(0, 4),
     c.Pull(3, ["w\u00e9", 7]),
+    c.Pull(3, [], 9),
     c.Barrier(4, 1),
     c.Leave(),
     c.Change(5, "lr", "0.01"),

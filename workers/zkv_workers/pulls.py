@@ -34,8 +34,10 @@ class Pulls:
         """Note a pull; `ask` sends it when it may go."""
         self._open[pull.token] = _Reading(pull)
 
-    def ask(self) -> list[tuple[int, UnknownKey]]:
+    def ask(self, seen: int) -> list[tuple[int, UnknownKey]]:
         """Ask for what can be read; return the pulls that cannot be, with the reason.
+
+        `seen` is the version that this worker computes on: none older is read.
 
         Nothing before there is any key; no key before the own plain pushes of it are settled, so
         that a pull after a push has what was pushed.
@@ -53,7 +55,7 @@ class Pulls:
                 continue
             if not busy and not reading.asked:
                 reading.asked = True
-                self._link.send(c.Pull(token, list(keys)))
+                self._link.send(c.Pull(token, list(keys), seen))
         return failed
 
     def done(self, token: int) -> None:

@@ -189,12 +189,14 @@ class Session:
             self._told.begun(self.requests.is_open)
 
     def _answer(self, token: int, value: object) -> None:
+        if isinstance(value, s.Grant):
+            self.requests.last_reason, self.requests.reason = self.requests.reason, ""
         if self.requests.close(token):
             self._out.append(s.Answer(token, value))
 
     def _send_pulls(self) -> None:
         """Ask for what can be read: not before my own plain pushes of the same keys are settled."""
-        for token, error in self.pulls.ask():
+        for token, error in self.pulls.ask(self.made.cycle.version):
             self.requests.close(token)
             self._out.append(s.Fail(token, error))
 
@@ -338,7 +340,6 @@ class Session:
         self._send_pulls()
 
     def _granted(self, message: c.Granted) -> None:
-        self.requests.last_reason, self.requests.reason = self.requests.reason, ""
         self.incoming.granted(message, self.now)
         self._begun()
 
