@@ -75,7 +75,8 @@ def measure(text: str, x: Any, repeat: int, cupy: Any) -> Iterator[dict[str, Any
     `copies` is the time as a multiple of copying the array on the device, in turns with it.
     """
     codec = spec.codec(text)
-    states = [devices.started(codec, x.shape, devices.home(x))]
+    # On this stream, unlike what a worker remembers.
+    states = [tuple(cupy.asarray(one) if one.ndim else one for one in codec.start(x.shape))]
     target, total = cupy.empty_like(x), cupy.zeros_like(x)
 
     def encode() -> Encoded:

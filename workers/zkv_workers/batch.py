@@ -276,7 +276,6 @@ class AnyBatch(ABC):
         except BaseException:
             self._withdraw()
             raise
-        skipped = state.packer.skipped()
         if accounts := self._encoder.to_tell(state.layout):
             self._feed(s.Report(accounts))
 
@@ -285,6 +284,8 @@ class AnyBatch(ABC):
                 self._withdraw()
                 self._ledger.refused.append(out.error)
                 raise out.error
+            # Of a gradient on a device it is known only now.
+            skipped = state.packer.skipped()
             return s.Finish(token, state.number, state.weight, skipped, state.loss)
 
         return finish

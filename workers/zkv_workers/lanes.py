@@ -85,13 +85,13 @@ class Copy:
     """What is on its way from a device to the host."""
 
     done: Any
-    source: Any
-    """Kept until then."""
+    held: tuple[Any, ...]
+    """What is copied, and into what: kept until then."""
 
     def wait(self) -> None:
         """Wait until it is there."""
         self.done.synchronize()
-        self.source = None
+        self.held = ()
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Lane:
             self.copies.wait_event(ready)
             host = room(sent.nbytes, sent.dtype)
             sent.get(out=host, stream=self.copies, blocking=not pinned.is_pinned(host))
-            self._list().append(Copy(mark(), sent))
+            self._list().append(Copy(mark(), (sent, host)))
         return host
 
     def taken(self) -> list[Copy]:
