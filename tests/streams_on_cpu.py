@@ -41,6 +41,8 @@ class Order:
     hosts: dict[int, Clock] = field(default_factory=dict)
     seen: Clock = field(default_factory=dict)
     """What any thread has waited for."""
+    waiters: set[str] = field(default_factory=set)
+    """Names of the threads that have waited."""
     deliveries: list[tuple[StreamId, int, Callable[[], None]]] = field(default_factory=list)
     """Copies to the host: they arrive when somebody has waited for them."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -73,6 +75,7 @@ class Order:
     def host_waits(self, clock: Clock) -> None:
         """This thread waits: what was copied until then has arrived."""
         with self.lock:
+            self.waiters.add(threading.current_thread().name)
             merge(self.host(), clock)
             merge(self.seen, clock)
             due = [one for one in self.deliveries if clock.get(one[0], 0) >= one[1]]
