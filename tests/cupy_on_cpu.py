@@ -167,6 +167,12 @@ class Stream:
         machine.wait(self.where)
 
 
+def external_stream(pointer: int, device: int = -1) -> Stream:
+    """Another library's stream: here its pointer is its number."""
+    with Device(machine.device if device == -1 else device):
+        return Stream(pointer)
+
+
 def get_current_stream() -> Stream:
     device, number = machine.current
     with Device(device):
@@ -500,6 +506,7 @@ def _module() -> SimpleNamespace:
     cuda = SimpleNamespace(
         Device=Device,
         Stream=Stream,
+        ExternalStream=external_stream,
         Event=Event,
         Module=_Module,
         alloc_pinned_memory=alloc_pinned_memory,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,13 @@ def on(home: int, stream: Any = None) -> Iterator[None]:
         if stream is not None:
             stack.enter_context(stream)
         yield
+
+
+def following(home: int, pointer: int) -> AbstractContextManager[None]:
+    """Make another library's stream of a device the current one; `pointer`: its cudaStream_t."""
+    cupy = cuda.cupy()
+    with cupy.cuda.Device(home):
+        return on(home, cupy.cuda.ExternalStream(pointer, home))
 
 
 @dataclass(frozen=True, slots=True)
