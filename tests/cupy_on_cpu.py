@@ -30,7 +30,7 @@ from cuda_on_cpu import Library
 from streams_on_cpu import Clock, Memory, Order, Race, StreamId
 
 from zkv_codecs.kernels import cuda_module
-from zkv_workers import lanes
+from zkv_workers import lanes, probe
 
 DEVICES = 4
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod")
@@ -550,6 +550,7 @@ def installed() -> Iterator[Machine]:
         cuda_module._function.cache_clear()
         cuda_module._module.cache_clear()
         lanes.forget()
+        probe.forget()
         machine.__init__()  # type: ignore[misc]
 
     forget()

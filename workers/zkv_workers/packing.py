@@ -17,7 +17,7 @@ from zkv.dtypes import DTYPES, Array, DType, dtype_of, user_view
 from zkv.errors import KeyMismatch
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
-from zkv_workers import devices, staging
+from zkv_workers import devices, several, staging
 from zkv_workers.encoding import Encoder, Sealed
 
 Key = str | int
@@ -96,30 +96,41 @@ class Packer:
             PushRefused: it has NaN or Inf, which its codec cannot send.
         """
         layout, given = self._layout, _taken(key, array)
+        parts = given.arrays if isinstance(given, several.OnDevices) else (given,)
         kid = layout.kid(key)
         if kid not in self._allowed:
             raise KeyMismatch(
                 f"key {key!r} is pushed by itself (it has a version of its own), "
                 "so it cannot be part of a batch; use worker.push"
             )
-        dtype = check_gradient(layout, key, kid, given)
+        for one in parts:
+            dtype = check_gradient(layout, key, kid, one)
         if kid in self._pushed:
             other, before = self._pushed[kid]
-            if other != key and before() is array:
+            if other != key and before() is (array if given is parts[0] else parts[0]):
                 return []
             tied = f" (it is tied to {other!r}: push the one gradient once)" if other != key else ""
             raise KeyMismatch(f"key {key!r} was already pushed in this batch{tied}")
-        if isinstance(given, np.ndarray):
-            admitted = self._encoder.admit(layout, kid, devices.stored_view(given, dtype))
-            flat: Array | staging.Staged | None = admitted
+        flat: Array | staging.Staged | None
+        if isinstance(given, several.OnDevices):
+            flat = several.combined(key, kid, given, dtype, self._cuts(kid))
+        elif isinstance(given, np.ndarray):
+            flat = devices.stored_view(given, dtype)
         else:
             flat = staging.taken(kid, given, dtype)
-        self._pushed[kid] = (key, _named(array, given))
+        if isinstance(flat, np.ndarray):
+            flat = self._encoder.admit(layout, kid, flat)
+        self._pushed[kid] = (key, _named(array, parts[0]))
         if flat is None:
             self._left_out.add(kid)
             return []
         blocks = layout.blocks_for([kid])
         return [one for block in blocks if (one := self._fill(block, kid, flat)) is not None]
+
+    def _cuts(self, kid: int) -> list[int]:
+        """Return where a key's blocks begin and end."""
+        segments = [one for block in self._layout.blocks_for([kid]) for one in block.segments]
+        return sorted({at for one in segments if one.kid == kid for at in (one.start, one.stop)})
 
     def seal(self, full: Full) -> Sealed:
         """Return a block as it travels; may be called on another thread than `add`.
@@ -200,7 +211,8 @@ class Packer:
 
 def _taken(key: Key, array: Any) -> Any:
     try:
-        return devices.taken(array)
+        together = several.taken(key, array)
+        return devices.taken(array) if together is None else together
     except ImportError as error:
         raise KeyMismatch(f"key {key!r}: {error}") from error
 
@@ -282,13 +294,18 @@ def unpack_kids(
     }
 
 
-def read_into(layout: Layout, kid: int, blocks: Mapping[int, Array], out: Array) -> None:
-    """Write a key's values into a contiguous array of its shape and dtype.
+def read_into(layout: Layout, kid: int, blocks: Mapping[int, Array], out: Any) -> None:
+    """Write a key's values into a contiguous array of its shape and dtype, or into several of them.
 
     Raises:
         KeyMismatch: another shape or dtype, or its elements are not one run of memory.
     """
     spec = layout.entries[kid].spec
+    if not isinstance(out, np.ndarray):
+        for one in several.each(out):
+            check_gradient(layout, spec.key, kid, one)
+        several.write(spec.key, unpack_kids(layout, [kid], blocks)[kid], out)
+        return
     dtype = check_gradient(layout, spec.key, kid, out)
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise KeyMismatch(f"key {spec.key!r}: read_into takes a writable, C-contiguous array")

@@ -373,9 +373,9 @@ def broadcast(values: Array, into: Sequence[Any], strategy: Strategy | None = No
     places: dict[int, Site] = {CPU: HOST_SITE, **dict(enumerate(sites_of(arrays)))}
     held: dict[int, Any] = {CPU: flat, **{at: one.reshape(-1) for at, one in enumerate(arrays)}}
     marks = {at: site.mark() for at, site in places.items()}
-    for part in range(len(made.bounds) - 1):
-        if made.owner(part) != CPU:
-            _do((Move(part, CPU, made.owner(part), False),), made, places, held, marks)
+    owners = [(part, made.owner(part)) for part in range(len(made.bounds) - 1)]
+    first = tuple(Move(part, CPU, owner, False) for part, owner in owners if owner != CPU)
+    _do(first, made, places, held, marks)
     for step in made.spread:
         _do(step, made, places, held, marks)
     HOST_SITE.after(marks.values())
