@@ -20,7 +20,7 @@ from zkv_workers import devices, lanes
 from zkv_workers.reducing import HOST_SITE, Site, carry
 
 SMALL_BYTES = 64 * 2**10
-LARGE_BYTES = 8 * 2**20
+LARGE_BYTES = 4 * 2**20
 REPEAT = 3
 LEAST_S = 1e-9
 """A clock may not see a small copy at all."""
