@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpu_bits
+import gpu_staging
 from zkv_codecs import spec
 from zkv_codecs.backend import fastest
 from zkv_codecs.feedback import Encoded
@@ -75,7 +76,8 @@ def measure(text: str, x: Any, repeat: int, cupy: Any) -> Iterator[dict[str, Any
     `copies` is the time as a multiple of copying the array on the device, in turns with it.
     """
     codec = spec.codec(text)
-    states = [devices.started(codec, x.shape, devices.home(x))]
+    # On this stream, unlike what a worker remembers.
+    states = [tuple(cupy.asarray(one) if one.ndim else one for one in codec.start(x.shape))]
     target, total = cupy.empty_like(x), cupy.zeros_like(x)
 
     def encode() -> Encoded:
@@ -148,6 +150,8 @@ def check(asked: argparse.Namespace, cupy: Any) -> tuple[list[dict[str, Any]], l
             break
         for text in timed(codecs):
             rows += measure(text, x, asked.repeat, cupy)
+    if asked.staging and not wrong:
+        rows += staging(asked, cupy, wrong)
     if asked.cluster and not wrong:
         wrong += gpu_bits.differing_keys(cupy)
         _say(
@@ -157,13 +161,29 @@ def check(asked: argparse.Namespace, cupy: Any) -> tuple[list[dict[str, Any]], l
     return rows, wrong
 
 
+def staging(asked: argparse.Namespace, cupy: Any, wrong: list[str]) -> list[dict[str, Any]]:
+    """Compare and time the way from a device to a frame, and several devices' sums."""
+    rows: list[dict[str, Any]] = []
+    sizes = asked.entries or ENTRIES
+    wrong += gpu_staging.differing_payloads(cupy, min(sizes))
+    wrong += gpu_staging.differing_sums(cupy)
+    _say(asked, "staging and the reduction of several devices compared with the host")
+    for entries in () if wrong else sizes:
+        rows += gpu_staging.staging_rows(entries, asked.repeat, cupy)
+        rows += gpu_staging.reduction_rows(entries, asked.repeat, cupy)
+    for line in gpu_staging.said(cupy):
+        _say(asked, line)
+    return rows
+
+
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a table, that of scripts/bench_codecs."""
     yield f"{'codec':22} {'kernel':6} {'entries':>10} {'op':10} {'ms':>9} {'copies':>7}  bits"
     for row in rows:
+        pcie = f"  {row['pcie']:.2f} times its bytes into pinned memory" if "pcie" in row else ""
         yield (
             f"{row['codec']:22} {row['kernel']:6} {row['entries']:10d} {row['op']:10} "
-            f"{row['ms']:9.3f} {row['copies']:7.2f}  {row['bits_per_entry']:g}"
+            f"{row['ms']:9.3f} {row['copies']:7.2f}  {row['bits_per_entry']:g}{pcie}"
         )
 
 
@@ -174,6 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--entries", type=int, action="append")
     parser.add_argument("--codec", action="append")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--no-staging", dest="staging", action="store_false")
     parser.add_argument("--no-cluster", dest="cluster", action="store_false")
     asked = parser.parse_args(arguments)
     try:

@@ -2,9 +2,10 @@
 
 Our CUDA text is compiled for the CPU and launched as on a device (see `cuda_on_cpu`). What a device
 would not forgive is an error here: a NumPy array among device arrays, a device array given to
-NumPy's functions, an array of another device than the current one, and reading what was copied
-asynchronously before anybody has waited for it (it is not there yet). New memory is full of what
-others have left in it. What happened is recorded: launches, transfers, pinned memory.
+NumPy's functions, an array of another device than the current one, reading what was copied
+asynchronously before anybody has waited for it (it is not there yet), and what streams do to each
+other's memory with no event in between (see `streams_on_cpu`). New memory is full of what others
+have left in it. What happened is recorded: launches, transfers, pinned memory.
 
 Only what our code uses is here; everything else is an AttributeError.
 """
@@ -12,9 +13,11 @@ Only what our code uses is here; everything else is an AttributeError.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +27,22 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_on_cpu import Library
+from streams_on_cpu import Clock, Memory, Order, Race, StreamId
 
 from zkv_codecs.kernels import cuda_module
+from zkv_workers import lanes, probe
 
-DEVICES = 2
+DEVICES = 4
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod")
 ARITHMETIC += ("and_", "or_", "xor", "lshift", "rshift")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 GARBAGE = 0xA5
+
+
+def byte_bounds(array: Any) -> tuple[int, int]:
+    """The addresses between which an array lies."""
+    found = np.lib.array_utils if hasattr(np.lib, "array_utils") else np
+    return found.byte_bounds(array)  # type: ignore[attr-defined, no-any-return]
 
 
 @functools.cache
@@ -45,9 +56,14 @@ class Machine:
     """The state of all devices: which is current, their streams, and what was done on them."""
 
     def __init__(self) -> None:
-        self.device = 0
-        self.streams = [0] * DEVICES
-        self.pending: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self.order = Order()
+        self.races: list[str] = []
+        """Memory that was given away too early: nobody can be told then."""
+        self.local = threading.local()
+        """The current device and streams are each thread's own."""
+        self.numbers = itertools.count(100)
+        self.copied: list[tuple[StreamId, str]] = []
+        """Stream and direction of each copy of an array: "to host", "to device", "peer"."""
         self.launched: list[tuple[int, int, str]] = []
         """Device, stream and kernel."""
         self.to_host: list[int] = []
@@ -59,12 +75,32 @@ class Machine:
         """Device and stream of each wait for an event."""
 
     @property
-    def current(self) -> tuple[int, int]:
+    def device(self) -> int:
+        return getattr(self.local, "device", 0)
+
+    @device.setter
+    def device(self, number: int) -> None:
+        self.local.device = number
+
+    @property
+    def streams(self) -> list[int]:
+        if not hasattr(self.local, "streams"):
+            self.local.streams = [0] * DEVICES
+        found: list[int] = self.local.streams
+        return found
+
+    @property
+    def current(self) -> StreamId:
         return self.device, self.streams[self.device]
 
-    def flush(self, where: tuple[int, int]) -> None:
-        for copy in self.pending.pop(where, []):
-            copy()
+    @property
+    def pending(self) -> int:
+        """Copies to the host that nobody has waited for."""
+        return len(self.order.deliveries)
+
+    def wait(self, stream: StreamId) -> None:
+        """The host waits for all that a stream was given."""
+        self.order.host_waits(self.order.now(stream))
 
 
 machine = Machine()
@@ -86,25 +122,61 @@ class Device:
         machine.device = self._before.pop()
 
     def synchronize(self) -> None:
-        for where in [one for one in machine.pending if one[0] == self.id]:
-            machine.flush(where)
+        for where in [one for one in machine.order.clocks if one[0] == self.id]:
+            machine.wait(where)
 
 
 class Stream:
     """`cupy.cuda.Stream`: a context manager that makes it the current one of its device."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._before: list[tuple[int, int]] = []
+    def __init__(self, number: int | None = None, non_blocking: bool = False) -> None:
+        self.number = next(machine.numbers) if number is None else number
+        self.device_id = machine.device
+        self._before = threading.local()
+
+    @property
+    def where(self) -> StreamId:
+        return self.device_id, self.number
 
     def __enter__(self) -> Stream:
-        self._before.append(machine.current)
+        if self.device_id != machine.device:
+            raise RuntimeError(
+                f"The device that the stream is created on ({self.device_id}) does not match with "
+                f"the current device ({machine.device})"
+            )
+        self._stack.append(machine.current)
         machine.streams[machine.device] = self.number
         return self
 
     def __exit__(self, *error: object) -> None:
-        device, stream = self._before.pop()
+        device, stream = self._stack.pop()
         machine.streams[device] = stream
+
+    @property
+    def _stack(self) -> list[StreamId]:
+        if not hasattr(self._before, "stack"):
+            self._before.stack = []
+        found: list[StreamId] = self._before.stack
+        return found
+
+    def wait_event(self, event: Event) -> None:
+        assert event.clock is not None, "an event that was never recorded"
+        machine.order.waits(self.where, event.clock)
+
+    def synchronize(self) -> None:
+        machine.wait(self.where)
+
+
+def external_stream(pointer: int, device: int = -1) -> Stream:
+    """Another library's stream: here its pointer is its number."""
+    with Device(machine.device if device == -1 else device):
+        return Stream(pointer)
+
+
+def get_current_stream() -> Stream:
+    device, number = machine.current
+    with Device(device):
+        return Stream(number)
 
 
 class Event:
@@ -112,15 +184,20 @@ class Event:
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self._timed = not disable_timing
-        self._where: tuple[int, int] | None = None
+        self._device = machine.device
+        self._where: StreamId | None = None
+        self.clock: Clock | None = None
 
-    def record(self) -> None:
-        self._where = machine.current
+    def record(self, stream: Stream | None = None) -> None:
+        self._where = machine.current if stream is None else stream.where
+        assert self._where[0] == self._device, "an event of another device than its stream's"
+        self.clock = machine.order.now(self._where)
 
     def synchronize(self) -> None:
         assert self._where is not None, "an event that was never recorded"
+        assert self.clock is not None
         machine.waited.append(self._where)
-        machine.flush(self._where)
+        machine.order.host_waits(self.clock)
 
 
 class _Pinned(bytearray):
@@ -132,13 +209,20 @@ def alloc_pinned_memory(nbytes: int) -> _Pinned:
     return _Pinned(bytes([GARBAGE]) * nbytes)
 
 
-def _operand(value: Any) -> Any:
+def _touch(array: ndarray, stream: StreamId, *, writes: bool) -> None:
+    """An operation of a stream reads or writes an array."""
+    if array.size:
+        array.history.use(*byte_bounds(array.memory), stream, writes=writes)
+
+
+def _operand(value: Any, *, writes: bool = False) -> Any:
     """What an operation works on: an array of the current device, or a number."""
     if isinstance(value, ndarray):
         if value.device.id != machine.device:
             raise RuntimeError(
                 f"an array of device {value.device.id} while device {machine.device} is current"
             )
+        _touch(value, machine.current, writes=writes)
         return value.memory
     if isinstance(value, np.ndarray) or not np.isscalar(value):
         raise TypeError(f"Unsupported type {type(value)}")
@@ -166,9 +250,14 @@ class ndarray:
     __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, memory: Any, history: Memory | None = None) -> None:
         self.memory = memory
         self.device = Device()
+        if history is None:
+            history = Memory(machine.order, machine.current, machine.races)
+            self.history = history
+            _touch(self, machine.current, writes=True)
+        self.history = history
 
     dtype = property(lambda self: self.memory.dtype)
     shape = property(lambda self: self.memory.shape)
@@ -200,10 +289,11 @@ class ndarray:
         return self._view(self.memory[_index(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        _operand(self)[_index(key)] = _operand(value)
+        given = _operand(value)
+        _operand(self, writes=True)[_index(key)] = given
 
     def _view(self, memory: Any) -> ndarray:
-        made = ndarray(np.asarray(memory))
+        made = ndarray(np.asarray(memory), self.history)
         made.device = self.device
         return made
 
@@ -211,7 +301,9 @@ class ndarray:
 
     def item(self) -> Any:
         machine.to_host.append(self.itemsize)
-        return _operand(self).item()
+        value = _operand(self).item()
+        machine.wait(machine.current)
+        return value
 
     def __int__(self) -> int:
         return int(self.item())
@@ -249,10 +341,10 @@ class ndarray:
 
     def fill(self, value: Any) -> None:
         # CuPy sets the memory to 0 for whatever equals 0, and −0.0 does.
-        _operand(self).fill(_operand(value) or 0)
+        _operand(self, writes=True).fill(_operand(value) or 0)
 
     def sort(self) -> None:
-        _operand(self).sort()
+        _operand(self, writes=True).sort()
 
     def sum(self, axis: Any = None, dtype: Any = None) -> ndarray:
         return _computed(np.sum, self, axis=axis, dtype=dtype)
@@ -277,22 +369,37 @@ class ndarray:
     def get(
         self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True
     ) -> Any:
-        memory = _operand(self)
+        on = machine.current if stream is None else stream.where
+        assert on[0] == self.device.id == machine.device, "a copy on another device's stream"
+        _touch(self, on, writes=False)
+        memory = self.memory
         machine.to_host.append(self.nbytes)
+        machine.copied.append((on, "to host"))
         if out is None:
             assert blocking, "a copy into memory that is not pinned would be waited for"
-            machine.flush(machine.current)
+            machine.wait(on)
             return np.array(memory, order=order)
         assert out.flags.c_contiguous
         assert memory.flags.c_contiguous
         assert (out.dtype, out.shape) == (memory.dtype, memory.shape)
-        assert is_pinned(out)
+        assert blocking or is_pinned(out)
         # In the order of the stream: what is written later is not seen.
         now = memory.copy()
-        machine.pending.setdefault(machine.current, []).append(lambda: np.copyto(out, now))
+        machine.order.deliver(on, lambda: np.copyto(out, now))
         if blocking:
-            machine.flush(machine.current)
+            machine.wait(on)
         return out
+
+    def set(self, given: Any, stream: Any = None) -> None:
+        """From the host, in the order of a stream."""
+        on = machine.current if stream is None else stream.where
+        assert on[0] == self.device.id == machine.device, "a copy on another device's stream"
+        assert self.flags.c_contiguous
+        assert (given.dtype, given.shape) == (self.dtype, self.shape)
+        _touch(self, on, writes=True)
+        machine.to_device.append(self.nbytes)
+        machine.copied.append((on, "to device"))
+        np.copyto(self.memory, given)
 
 
 def _operators() -> None:
@@ -306,8 +413,8 @@ def _operators() -> None:
             )
 
             def inplace(self: Any, other: Any, act: Any = act) -> Any:
-                memory = _operand(self)
-                memory[...] = _computed(act, self, other).memory
+                result = _computed(act, self, other).memory
+                _operand(self, writes=True)[...] = result
                 return self
 
             setattr(ndarray, f"__i{plain}__", inplace)
@@ -347,9 +454,25 @@ def _asarray(value: Any, dtype: Any = None) -> ndarray:
 
 def _concatenate(parts: Any) -> ndarray:
     given = [_operand(one) for one in parts]
+    assert given
     assert all(isinstance(one, np.ndarray) for one in given), "Only cupy arrays can be concatenated"
     assert len({one.dtype for one in given}) == 1
     return ndarray(np.concatenate(given))
+
+
+def _copyto(target: ndarray, given: Any) -> None:
+    """Also between devices, in the order of the current stream, which has to be of one of them."""
+    if isinstance(given, ndarray) and given.device.id != target.device.id:
+        assert machine.device in (given.device.id, target.device.id)
+        assert (given.dtype, given.size) == (target.dtype, target.size)
+        assert given.flags.c_contiguous
+        assert target.flags.c_contiguous
+        _touch(given, machine.current, writes=False)
+        _touch(target, machine.current, writes=True)
+        machine.copied.append((machine.current, "peer"))
+        np.copyto(target.memory, given.memory)
+    else:
+        target[...] = given
 
 
 class CUDARuntimeError(RuntimeError):
@@ -371,7 +494,8 @@ class _Module:
             for one in arguments:
                 if not isinstance(one, ndarray | np.generic):
                     raise TypeError(f"{name}: an argument of type {type(one)}")
-                given.append(_operand(one))
+                # Which of them it writes to, only its text knows.
+                given.append(_operand(one, writes=True))
             machine.launched.append((*machine.current, name))
             self._library.launch(name, *grid, *block, tuple(given))
 
@@ -382,9 +506,11 @@ def _module() -> SimpleNamespace:
     cuda = SimpleNamespace(
         Device=Device,
         Stream=Stream,
+        ExternalStream=external_stream,
         Event=Event,
         Module=_Module,
         alloc_pinned_memory=alloc_pinned_memory,
+        get_current_stream=get_current_stream,
         get_elapsed_time=lambda start, end: 1.0,
         compiler=SimpleNamespace(
             compile_using_nvrtc=lambda source, options, filename: (source.encode(), None)
@@ -408,7 +534,7 @@ def _module() -> SimpleNamespace:
             _computed(np.ascontiguousarray, x) if not x.flags.c_contiguous else x
         ),
         concatenate=_concatenate,
-        copyto=lambda target, x: target.__setitem__(..., x),
+        copyto=_copyto,
         where=lambda condition, x, y: _computed(np.where, condition, x, y),
         abs=lambda x: _computed(np.abs, x),
         isfinite=lambda x: _computed(np.isfinite, x),
@@ -423,10 +549,16 @@ def installed() -> Iterator[Machine]:
     def forget() -> None:
         cuda_module._function.cache_clear()
         cuda_module._module.cache_clear()
+        lanes.forget()
+        probe.forget()
         machine.__init__()  # type: ignore[misc]
 
     forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", _module())
         yield machine
+        lanes.forget()
+        races = machine.races
     forget()
+    if races:
+        raise Race("; ".join(sorted(set(races))[:3]))

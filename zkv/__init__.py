@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from zkv_workers.blocking import Batch as Batch
     from zkv_workers.blocking import Worker as Worker
     from zkv_workers.blocking import connect as connect
+    from zkv_workers.several import OnDevices as OnDevices
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ _WHERE = {
     "Batch": ("zkv_workers.blocking", "Batch"),
     "local": ("zkv_cli.local", "local"),
     "weighted_mean": ("zkv.sums", "weighted_mean"),
+    "OnDevices": ("zkv_workers.several", "OnDevices"),
     "ZkvError": ("zkv.errors", "ZkvError"),
     "Cancelled": ("zkv.errors", "Cancelled"),
 }
@@ -40,6 +42,7 @@ _MODULES = ("aio", "codecs", "data", "errors", "jax", "torch")
 __all__ = [
     "Batch",
     "Cancelled",
+    "OnDevices",
     "Worker",
     "ZkvError",
     "aio",

@@ -204,20 +204,19 @@ async def test_d08_a_gradient_that_is_changed_before_step_is_named() -> None:
     await run(body)
 
 
-async def test_d41_a_gradient_on_a_device_is_finished_before_it_is_read(
+def test_d41_a_gradient_on_a_device_is_read_in_the_order_of_pytorchs_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A stand-in for a GPU: what is pushed has been waited for on its producer's stream."""
+    """Stand-ins for CuPy and for a tensor: no sooner than it is there, and before it is changed."""
+    import cupy_on_cpu
+
     from zkv_workers import torch_tensors
 
-    said: list[str] = []
-
     class Stream:
-        def synchronize(self) -> None:
-            said.append("waited")
+        cuda_stream = 7
 
     class OnDevice:
-        layout, dtype, device = torch.strided, torch.float32, torch.device("cuda", 0)
+        layout, dtype, device = torch.strided, torch.float32, torch.device("cuda", 1)
 
         def detach(self) -> OnDevice:
             return self
@@ -225,8 +224,14 @@ async def test_d41_a_gradient_on_a_device_is_finished_before_it_is_read(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     monkeypatch.setattr(torch_tensors.importlib.util, "find_spec", lambda name: object())
     grad = OnDevice()
-    assert torch_tensors.gradient_of(grad, None) is grad
-    assert said == ["waited"]
+    with cupy_on_cpu.installed() as machine:
+        with torch_tensors.in_order_of(grad):
+            assert machine.current == (1, 7)
+            assert torch_tensors.gradient_of(grad, None) is grad
+        assert machine.current == (0, 0)
+        assert machine.order.waiters == set()
+        with torch_tensors.in_order_of(torch.zeros(1)):
+            assert machine.current == (0, 0)
 
 
 # --- cancelled and broken --------------------------------------------------------------------

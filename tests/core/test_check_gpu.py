@@ -25,6 +25,7 @@ check_gpu: Any = pytest.importorskip("check_gpu", reason="scripts are not instal
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ["--entries", "3000", "--repeat", "1"]
+ALONE = ["--no-staging", "--no-cluster"]
 pytestmark = [pytest.mark.source, pytest.mark.timeout(300)]
 
 
@@ -36,7 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
 
 def test_all_bits_agree_and_every_operation_has_a_row(machine, capsys):
-    assert check_gpu.main([*SMALL, "--json", "--no-cluster"]) == 0
+    assert check_gpu.main([*SMALL, "--json", "--no-staging", "--no-cluster"]) == 0
     out, err = capsys.readouterr()
     rows = json.loads(out)
     assert {row["op"] for row in rows} == {"encode", "decode", "decode_add"}
@@ -106,7 +107,7 @@ def test_a_kernel_of_other_bits_is_named(machine, monkeypatch, capsys, text, ker
         given[at].memory.view(np.uint8)[0] ^= 1
 
     monkeypatch.setattr(module, kernel, wrong)
-    assert check_gpu.main([*SMALL, "--codec", text, "--codec", "fp16", "--no-cluster"]) == 1
+    assert check_gpu.main([*SMALL, "--codec", text, "--codec", "fp16", *ALONE]) == 1
     out, err = capsys.readouterr()
     assert f"check_gpu: {text}, 3000 entries: {message}: 1 of " in err
     assert "check_gpu: fp16" not in err
@@ -118,13 +119,13 @@ def test_a_kernel_that_fails_is_named_with_its_codec(machine, monkeypatch, capsy
         raise RuntimeError("an illegal memory access\nwas encountered")
 
     monkeypatch.setattr(cuda_ints, "int8_encode", broken)
-    assert check_gpu.main([*SMALL, "--codec", "int8", "--no-cluster"]) == 1
+    assert check_gpu.main([*SMALL, "--codec", "int8", *ALONE]) == 1
     line = "check_gpu: int8, 3000 entries: RuntimeError: an illegal memory access\n"
     assert capsys.readouterr().err == line
 
 
 def test_the_table_is_that_of_bench_codecs(machine, capsys):
-    assert check_gpu.main([*SMALL, "--codec", "fp16", "--no-cluster"]) == 0
+    assert check_gpu.main([*SMALL, "--codec", "fp16", *ALONE]) == 0
     lines = capsys.readouterr().out.splitlines()
     header = "codec                  kernel    entries op                ms  copies  bits"
     assert lines[3] == header
@@ -213,7 +214,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.cluster
 def test_a_cluster_makes_the_same_model_of_gradients_on_the_device(machine, few, capsys):
-    given = ["--entries", "1000", "--repeat", "1", "--codec", "int8", "--json"]
+    given = ["--entries", "1000", "--repeat", "1", "--codec", "int8", "--json", "--no-staging"]
     assert check_gpu.main(given) == 0
     assert "a cluster was trained" in capsys.readouterr().err
     kernels = {name for _, _, name in machine.launched}

@@ -95,10 +95,11 @@ class AnyBatch(ABC):
         self._touched = True
         return self._open.value(key)
 
-    def read_into(self, key: Key, out: Array) -> None:
+    def read_into(self, key: Key, out: Any) -> None:
         """Write one key's values straight into an array of yours, once they are here.
 
-        `out`: NumPy, writable, C-contiguous, of the key's shape and dtype.
+        `out`: NumPy's, or one on a GPU; writable, C-contiguous, of the key's shape and dtype; or
+        several of them on different GPUs, in a list or `zkv.OnDevices`.
 
         Raises:
             Cancelled: the batch no longer counts; the `with` block swallows it.
@@ -171,6 +172,11 @@ class AnyBatch(ABC):
 
     def push(self, key: Key, gradient: Any, *, lend: bool = False) -> Future[None]:
         """Hand over one key's gradient (mean over the batch's samples); returns at once.
+
+        `gradient`: NumPy's array or one on a GPU; or several of them on different GPUs, in a list
+        (each the mean over as many samples) or `zkv.OnDevices`: they are combined here, and are one
+        contribution. What is on a GPU may be overwritten in the order of the stream that is current
+        there now; that it cannot be sent is told at the batch's end.
 
         A plain function in both faces. The array is copied, so it may be changed as soon as this
         returns; what a codec makes of it is made beside you, if it is large. `lend`: it is not
@@ -329,7 +335,6 @@ class AnyBatch(ABC):
         except BaseException:
             self._withdraw()
             raise
-        skipped = state.packer.skipped()
         report = self._ledger.report(self._encoder.to_tell(state.layout))
         if report is not None:
             self._feed(report)
@@ -339,6 +344,8 @@ class AnyBatch(ABC):
                 self._withdraw()
                 self._ledger.refused.append(out.error)
                 raise out.error
+            # Of a gradient on a device it is known only now.
+            skipped = state.packer.skipped()
             return s.Finish(token, state.number, state.weight, skipped, state.loss)
 
         return finish

@@ -11,7 +11,6 @@ momentum, float64) are CuPy's, compiled with -ftz=true: numbers below 1.2e-38 be
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from zkv.dtypes import stored_view as stored_on_host
 from zkv_codecs.backend import Backend
 from zkv_codecs.feedback import Codec
 from zkv_codecs.packed import State
+from zkv_workers import cuda, lanes
 
 HOST = -1
 """The home of an array in the host's memory; that of others is the number of their device."""
@@ -47,8 +47,8 @@ def taken(array: Any) -> Any:
         return np.asarray(array)
     if not is_on_device(array):
         return array
-    cupy = _cupy(array)
-    return array if isinstance(array, cupy.ndarray) else cupy.asarray(array)
+    xp = cuda.cupy(array)
+    return array if isinstance(array, xp.ndarray) else xp.asarray(array)
 
 
 def to_host(array: Any) -> Any:
@@ -59,7 +59,7 @@ def to_host(array: Any) -> Any:
     array = taken(array)
     if isinstance(array, np.ndarray) or not is_on_device(array):
         return array
-    with _cupy(array).cuda.Device(home(array)):
+    with cuda.cupy(array).cuda.Device(home(array)):
         return array.get()
 
 
@@ -70,7 +70,7 @@ def home(array: Any) -> int:
 
 def module_of(array: Any) -> Any:
     """Return the module whose functions take this array: NumPy or CuPy."""
-    return np if isinstance(array, np.ndarray) else _cupy(array)
+    return np if isinstance(array, np.ndarray) else cuda.cupy(array)
 
 
 @contextmanager
@@ -82,15 +82,14 @@ def working(where: int) -> Iterator[None]:
     if where == HOST:
         yield
         return
-    cuda = _cupy().cuda
-    with cuda.Device(where):
+    lane = lanes.lane(where)
+    with lane.working():
         try:
             yield
         finally:
-            # Waiting without spinning: other threads send meanwhile.
-            done = cuda.Event(block=True, disable_timing=True)
-            done.record()
-            done.synchronize()
+            for copy in lane.taken():
+                copy.wait()
+            lanes.mark().synchronize()
 
 
 def has_kernels(codec: Codec) -> bool:
@@ -108,7 +107,7 @@ def stored_view(array: Any, dtype: DType) -> Any:
     if isinstance(array, np.ndarray):
         return stored_on_host(array, dtype)
     # CuPy has no kernels for bfloat16, so its bits are copied.
-    return _cupy(array).ascontiguousarray(array.view(dtype.stored)).reshape(-1)
+    return cuda.cupy(array).ascontiguousarray(array.view(dtype.stored)).reshape(-1)
 
 
 def sendable(wide: Any, largest: float) -> bool:
@@ -141,10 +140,7 @@ def own(sent: Any, values: Any) -> Array:
         return sent.copy() if np.may_share_memory(sent, values) else sent
     if not sent.size:
         return np.empty(0, sent.dtype)
-    pinned = _cupy(sent).cuda.alloc_pinned_memory(sent.nbytes)
-    host: Array = np.frombuffer(pinned, sent.dtype, sent.size)
-    sent.get(out=host, blocking=False)
-    return host
+    return lanes.lane(home(sent)).staged(sent)
 
 
 class Move:
@@ -164,25 +160,14 @@ class Move:
         return self._made[id(array)][1]
 
     def _copied(self, array: Any) -> Any:
-        host = to_host(array)
+        with working(home(array)):
+            host = array if isinstance(array, np.ndarray) else array.get()
         if self._where == HOST:
             return host
-        cupy = _cupy()
-        with cupy.cuda.Device(self._where):
-            return cupy.asarray(host)
+        with working(self._where):
+            return cuda.cupy().asarray(host)
 
 
 def started(codec: Codec, shape: Sequence[int], where: int) -> State:
     """Return a codec's first state for arrays of this shape, at this home."""
     return tuple(map(Move(where), codec.start(shape)))
-
-
-def _cupy(array: Any = None) -> Any:
-    try:
-        return importlib.import_module("cupy")
-    except ImportError as error:
-        what = "" if array is None else f" ({type(array).__module__}.{type(array).__name__})"
-        raise ImportError(
-            f"an array on a GPU{what} is read with CuPy: pip install 'zkv[cuda12]' or "
-            "'zkv[cuda13]', or give its copy in the host's memory"
-        ) from error

@@ -148,8 +148,10 @@ class Encoder:
             for one in ways
         )
 
-    def admit(self, layout: Layout, kid: int, values: Array) -> Array | None:
+    def admit(self, layout: Layout, kid: int, values: Array, first: int = 0) -> Array | None:
         """Return a key's flat, stored values as they may be sent; None: the key is skipped.
+
+        `first`: the place of their first in the key.
 
         Raises:
             PushRefused: a value is NaN, infinite or above 1e37, the codec is lossy, and the plan
@@ -172,9 +174,9 @@ class Encoder:
         value = float(wide[at])
         named = lossy.codec.text if lossy.unit is None else self.text
         raise PushRefused(
-            f"key {layout.entries[kid].spec.key!r}: element {at} of the gradient is {value:g}, "
-            f"which codec {named} cannot send; put nonfinite=skip or nonfinite=zero into the "
-            "codec's plan, or send this key with none"
+            f"key {layout.entries[kid].spec.key!r}: element {first + at} of the gradient is "
+            f"{value:g}, which codec {named} cannot send; put nonfinite=skip or nonfinite=zero "
+            "into the codec's plan, or send this key with none"
         )
 
     def takes_long(self, layout: Layout, block: BlockSpec) -> bool:

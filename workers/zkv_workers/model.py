@@ -192,8 +192,8 @@ class BatchState:
             self._arrays |= unpack_kids(self.layout, [kid], self._blocks)
         return self._arrays[kid]
 
-    def read_into(self, key: Key, out: Array) -> None:
-        """Write one key's values into an array; they have to be here.
+    def read_into(self, key: Key, out: Any) -> None:
+        """Write one key's values into an array, or into several; they have to be here.
 
         Raises:
             Cancelled: the batch no longer counts.

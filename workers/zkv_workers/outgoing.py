@@ -7,7 +7,7 @@ be written to by another way, a change is found out before the batch counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -63,7 +63,9 @@ class Outgoing:
     def push(self, key: Key, gradient: object, *, lend: bool) -> Future[None]:
         """Send what a gradient has completed; see `Batch.push`."""
         weight = self.state.declared
-        futures = [self._send(full, lend, weight) for full in self.state.packer.add(key, gradient)]
+        full = self.state.packer.add(key, gradient)
+        self._send_staged([one for one in full if one.staged])
+        futures = [self._send(one, lend, weight) for one in full if not one.staged]
         if lend and any(futures) and isinstance(gradient, np.ndarray):
             return self._lend(key, gradient)
         done: Future[None] = Future()
@@ -72,8 +74,11 @@ class Outgoing:
 
     def rest(self) -> None:
         """Send the buckets in which some keys were skipped."""
-        for full in self.state.packer.rest():
-            self._send(full, lend=False, weight=None)
+        full = self.state.packer.rest()
+        self._send_staged([one for one in full if one.staged])
+        for one in full:
+            if not one.staged:
+                self._send(one, lend=False, weight=None)
 
     def drop(self) -> None:
         """Nothing of the batch counts: what was encoded of it is taken back."""
@@ -89,13 +94,47 @@ class Outgoing:
         """Encode a block at once, or hand it to the pipeline; return whether that has it now."""
         state, encoder = self.state, self.outlet.encoder
         block = state.layout.blocks[full.bid]
-        if full.sealed is not None or not encoder.takes_long(state.layout, block):
+        if not encoder.takes_long(state.layout, block):
             sealed = self._seal(full, TRAINING)
             self.outlet.feed(s.SendBlock(state.number, full.bid, sealed, weight))
             return False
         if not (full.own or lend):
             full = full.copied()
-        self.beside = True
+        self._put(lambda: iter([(full.bid, self._seal(full, ENCODER))]), full.values.nbytes, weight)
+        return True
+
+    def _send_staged(self, full: list[Full]) -> None:
+        """Hand blocks whose gradients are on devices to the pipeline: only there they are waited
+        for."""
+        if not full:
+            return
+        nbytes = sum({one.kid: one.nbytes for each in full for one in each.staged}.values())
+        packer, spans = self.state.packer, self.outlet.spans
+
+        def blocks() -> Iterator[tuple[int, Sealed]]:
+            if spans is None:
+                yield from packer.sealing(full)
+                return
+            with spans.timed(ENCODER, f"encode {full[0].bid}", batch=self.state.number) as about:
+                about["bytes"] = 0
+                for bid, sealed in packer.sealing(full):
+                    about |= {
+                        "codec": sealed.codec,
+                        "bytes": about["bytes"] + sealed.payload.nbytes,
+                    }
+                    yield bid, sealed
+
+        # Whether a key of theirs is skipped is known only there.
+        self._put(blocks, nbytes, None)
+
+    def _put(
+        self,
+        blocks: Callable[[], Iterator[tuple[int, Sealed]]],
+        nbytes: int,
+        weight: float | None,
+    ) -> None:
+        """Let the pipeline make blocks and send each."""
+        self.beside, state = True, self.state
 
         def job() -> None:
             if self.dropped or state.cancelled or self.error is not None:
@@ -103,21 +142,19 @@ class Outgoing:
             meter = self.outlet.meter
             began = meter.clock()
             try:
-                sealed = self._seal(full, ENCODER)
+                for bid, sealed in blocks():
+                    self.outlet.feed_beside(s.SendBlock(state.number, bid, sealed, weight))
             except Exception as error:
                 # Nobody is there to hear it: the batch's end says it.
                 self.error = error
-                return
             finally:
                 meter.beside(meter.clock() - began)
-            self.outlet.feed_beside(s.SendBlock(state.number, full.bid, sealed, weight))
 
-        self.outlet.pipeline.put(job, full.values.nbytes)
-        return True
+        self.outlet.pipeline.put(job, nbytes)
 
     def _seal(self, full: Full, track: str) -> Sealed:
         packer, spans = self.state.packer, self.outlet.spans
-        if spans is None or full.sealed is not None:
+        if spans is None:
             return packer.seal(full)
         with spans.timed(track, f"encode {full.bid}", batch=self.state.number) as about:
             sealed = packer.seal(full)

@@ -7,7 +7,7 @@ do what it likes with its array as soon as the call returns.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from zkv.dtypes import DTYPES, Array, DType, dtype_of, user_view
 from zkv.errors import KeyMismatch
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
-from zkv_workers import devices
+from zkv_workers import devices, several, staging
 from zkv_workers.encoding import Encoder, Sealed
 
 Key = str | int
@@ -55,12 +55,16 @@ class Full:
     values: Array
     own: bool
     """Whether they are ours: else the caller's array, which it may change."""
-    sealed: Sealed | None = None
-    """What they were encoded to already, where they lay."""
+    staged: tuple[staging.Staged, ...] = ()
+    """Gradients on devices. A key that has its blocks for itself has no values beside it; those of
+    keys that share a block are yet to be put into them."""
 
     def copied(self) -> Full:
         """Return the block with values of our own."""
         return replace(self, values=self.values.copy(), own=True)
+
+
+NOTHING: Array = np.empty(0, np.uint8)
 
 
 class Packer:
@@ -78,86 +82,137 @@ class Packer:
         self._pushed: dict[int, tuple[Key, weakref.ref[Any]]] = {}
         self._buckets: dict[int, tuple[Array, set[int]]] = {}
         self._spans: dict[int, dict[int, tuple[int, int]]] = {}
+        self._staged: dict[int, list[staging.Staged]] = {}
+        """By bucket."""
 
     def add(self, key: Key, array: Any) -> list[Full]:
         """Take one key's gradient; return the blocks that are complete now.
 
-        Of a gradient on a device shape and dtype are looked at there, and it stays there if its
-        codec has kernels for that: then its blocks are encoded when this returns.
+        Of a gradient on a device shape and dtype are looked at there, and it is copied there, in
+        the order of the caller's current stream: nothing here waits for a device, `sealing` does.
 
         Raises:
             UnknownKey, KeyMismatch: not a key of the model, pushed before, wrong shape or dtype.
             PushRefused: it has NaN or Inf, which its codec cannot send.
         """
         layout, given = self._layout, _taken(key, array)
+        parts = given.arrays if isinstance(given, several.OnDevices) else (given,)
         kid = layout.kid(key)
         if kid not in self._allowed:
             raise KeyMismatch(
                 f"key {key!r} is pushed by itself (it has a version of its own), "
                 "so it cannot be part of a batch; use worker.push"
             )
-        dtype = check_gradient(layout, key, kid, given)
+        for one in parts:
+            dtype = check_gradient(layout, key, kid, one)
         if kid in self._pushed:
             other, before = self._pushed[kid]
-            if other != key and before() is array:
+            if other != key and before() is (array if given is parts[0] else parts[0]):
                 return []
             tied = f" (it is tied to {other!r}: push the one gradient once)" if other != key else ""
             raise KeyMismatch(f"key {key!r} was already pushed in this batch{tied}")
-        if not isinstance(given, np.ndarray) and not self._encoder.on_device(layout, kid):
-            given = devices.to_host(given)
-        with devices.working(devices.home(given)):
-            flat = self._encoder.admit(layout, kid, devices.stored_view(given, dtype))
-            self._pushed[kid] = (key, _named(array, given))
-            if flat is None:
-                self._left_out.add(kid)
-                return []
-            blocks = layout.blocks_for([kid])
-            full = [one for block in blocks if (one := self._fill(block, kid, flat)) is not None]
-            if devices.home(flat) != devices.HOST:
-                full = [replace(one, sealed=self.seal(one)) for one in full]
-        return full
+        flat: Array | staging.Staged | None
+        if isinstance(given, several.OnDevices):
+            flat = several.combined(key, kid, given, dtype, self._cuts(kid))
+        elif isinstance(given, np.ndarray):
+            flat = devices.stored_view(given, dtype)
+        else:
+            flat = staging.taken(kid, given, dtype)
+        if isinstance(flat, np.ndarray):
+            flat = self._encoder.admit(layout, kid, flat)
+        self._pushed[kid] = (key, _named(array, parts[0]))
+        if flat is None:
+            self._left_out.add(kid)
+            return []
+        blocks = layout.blocks_for([kid])
+        return [one for block in blocks if (one := self._fill(block, kid, flat)) is not None]
+
+    def _cuts(self, kid: int) -> list[int]:
+        """Return where a key's blocks begin and end."""
+        segments = [one for block in self._layout.blocks_for([kid]) for one in block.segments]
+        return sorted({at for one in segments if one.kid == kid for at in (one.start, one.stop)})
 
     def seal(self, full: Full) -> Sealed:
-        """Return a block as it travels; may be called on another thread than `add`."""
-        if full.sealed is not None:
-            return full.sealed
-        block = self._layout.blocks[full.bid]
-        return self._encoder.encode(self._layout, block, full.values, self._batch, own=full.own)
+        """Return a block as it travels; may be called on another thread than `add`.
+
+        Values on devices, which share this block, are waited for.
+
+        Raises:
+            PushRefused: of those, one has NaN or Inf, which its codec cannot send.
+        """
+        layout, block = self._layout, self._layout.blocks[full.bid]
+        arriving = [(one.kid, one.fetching()) for one in full.staged]
+        for kid, arrived in arriving:
+            flat = self._encoder.admit(layout, kid, arrived())
+            if flat is None:
+                self._left_out.add(kid)
+            else:
+                start, stop = self._spans[block.bid][kid]
+                full.values[start:stop] = flat
+        return self._encoder.encode(layout, block, full.values, self._batch, own=full.own)
+
+    def sealing(self, full: Iterable[Full]) -> Iterator[tuple[int, Sealed]]:
+        """Yield blocks as they travel, by number, those of one key on a device together.
+
+        Raises:
+            PushRefused: a gradient on a device has NaN or Inf, which its codec cannot send.
+        """
+        on_devices: dict[int, tuple[staging.Staged, list[BlockSpec]]] = {}
+        for one in full:
+            if one.values is NOTHING:
+                (staged,) = one.staged
+                on_devices.setdefault(staged.kid, (staged, []))[1].append(
+                    self._layout.blocks[one.bid]
+                )
+            else:
+                yield one.bid, self.seal(one)
+        for kid, (staged, blocks) in on_devices.items():
+            for sent in staging.sealed(self._layout, blocks, staged, self._encoder, self._batch):
+                if sent is None:
+                    self._left_out.add(kid)
+                else:
+                    yield sent
 
     def sealed(self, full: Iterable[Full]) -> list[tuple[int, Sealed]]:
         """Return blocks as they travel, by number."""
-        return [(one.bid, self.seal(one)) for one in full]
+        return list(self.sealing(full))
 
-    def _fill(self, block: BlockSpec, kid: int, flat: Array) -> Full | None:
+    def _fill(self, block: BlockSpec, kid: int, flat: Array | staging.Staged) -> Full | None:
         if len(block.segments) == 1:
             only = block.segments[0]
+            if isinstance(flat, staging.Staged):
+                return Full(block.bid, NOTHING, own=False, staged=(flat,))
             return Full(block.bid, flat[only.start : only.stop], own=False)
         if block.bid not in self._buckets:
-            self._buckets[block.bid] = (np.zeros(block.size, flat.dtype), set(block.kids))
+            dtype = flat.dtype.stored if isinstance(flat, staging.Staged) else flat.dtype
+            self._buckets[block.bid] = (np.zeros(block.size, dtype), set(block.kids))
             self._spans[block.bid] = ranges(block)
         values, missing = self._buckets[block.bid]
-        start, stop = self._spans[block.bid][kid]
-        values[start:stop] = flat
+        if isinstance(flat, staging.Staged):
+            self._staged.setdefault(block.bid, []).append(flat)
+        else:
+            start, stop = self._spans[block.bid][kid]
+            values[start:stop] = flat
         missing.discard(kid)
-        if missing:
-            return None
-        del self._buckets[block.bid]
-        return Full(block.bid, values, own=True)
+        return None if missing else self._bucket(block.bid)
+
+    def _bucket(self, bid: int) -> Full:
+        values, _ = self._buckets.pop(bid)
+        return Full(bid, values, own=True, staged=tuple(self._staged.pop(bid, ())))
 
     def rest(self) -> list[Full]:
         """Return the buckets in which some keys were skipped: those are zero there."""
-        rest = [Full(bid, values, own=True) for bid, (values, _) in sorted(self._buckets.items())]
-        self._buckets.clear()
-        return rest
+        return [self._bucket(bid) for bid in sorted(self._buckets)]
 
     def skipped(self) -> tuple[int, ...]:
-        """Return the keys that were not pushed."""
+        """Return the keys that were not pushed, once all is sealed."""
         return tuple(k for k in self._kids if k not in self._pushed or k in self._left_out)
 
 
 def _taken(key: Key, array: Any) -> Any:
     try:
-        return devices.taken(array)
+        together = several.taken(key, array)
+        return devices.taken(array) if together is None else together
     except ImportError as error:
         raise KeyMismatch(f"key {key!r}: {error}") from error
 
@@ -239,13 +294,18 @@ def unpack_kids(
     }
 
 
-def read_into(layout: Layout, kid: int, blocks: Mapping[int, Array], out: Array) -> None:
-    """Write a key's values into a contiguous array of its shape and dtype.
+def read_into(layout: Layout, kid: int, blocks: Mapping[int, Array], out: Any) -> None:
+    """Write a key's values into a contiguous array of its shape and dtype, or into several of them.
 
     Raises:
         KeyMismatch: another shape or dtype, or its elements are not one run of memory.
     """
     spec = layout.entries[kid].spec
+    if not isinstance(out, np.ndarray):
+        for one in several.each(out):
+            check_gradient(layout, spec.key, kid, one)
+        several.write(spec.key, unpack_kids(layout, [kid], blocks)[kid], out)
+        return
     dtype = check_gradient(layout, spec.key, kid, out)
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise KeyMismatch(f"key {spec.key!r}: read_into takes a writable, C-contiguous array")

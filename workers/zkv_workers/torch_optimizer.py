@@ -348,9 +348,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise
         self._step = None
         self._fixed = weight is None
-        outcome = step.finish(
-            self._weight if weight is None and not step.explicit else weight, loss
-        )
+        weight = self._weight if weight is None and not step.explicit else weight
+        outcome = step.finish(weight, loss)
         self._note_hooks(step)
         self._buffers.finished()
         return outcome

@@ -110,7 +110,8 @@ class Step:
         if self.vain:
             return
         try:
-            self.batch.push(key, tensors.gradient_of(grad, factor))
+            with tensors.in_order_of(grad):
+                self.batch.push(key, tensors.gradient_of(grad, factor))
         except Cancelled as error:
             self.cancel(error)
 

@@ -6,6 +6,7 @@ Only modules whose name begins with `torch` import PyTorch.
 from __future__ import annotations
 
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from zkv.dtypes import DTYPES, Array, dtype_of, stored_view, user_view
 from zkv.errors import KeyMismatch
+from zkv_workers import lanes
 
 EXACT = 2**53
 """Below it float64 holds every integer."""
@@ -50,19 +52,30 @@ def copy_of(tensor: Any) -> Array:
 def gradient_of(grad: Any, factor: float | None) -> Any:
     """Return a gradient as `batch.push` takes it, times `factor`.
 
-    A sparse one becomes dense. One on a device stays there if CuPy can read it: what PyTorch's
-    current stream has to do for it is waited for, as CuPy's is another one.
+    A sparse one becomes dense. One on a device stays there if CuPy can read it; push it inside of
+    `in_order_of`.
     """
     grad = grad.detach()
     if grad.layout is not torch.strided:
         grad = grad.to_dense()
     if factor is not None:
         grad = grad * factor
-    readable = grad.dtype is not torch.bfloat16 and importlib.util.find_spec("cupy") is not None
-    if grad.device.type == "cuda" and readable:
-        torch.cuda.current_stream(grad.device).synchronize()
-        return grad
-    return view_of(grad.cpu())
+    return grad if _readable(grad) else view_of(grad.cpu())
+
+
+def _readable(grad: Any) -> bool:
+    """Return whether CuPy can read a tensor where it is."""
+    found = importlib.util.find_spec("cupy") is not None
+    return grad.device.type == "cuda" and grad.dtype is not torch.bfloat16 and found
+
+
+def in_order_of(grad: Any) -> AbstractContextManager[None]:
+    """Make PyTorch's current stream of a gradient's device CuPy's inside, so that what is pushed is
+    read in its order: no sooner than it is there, and before what comes next is written to it."""
+    if not _readable(grad):
+        return nullcontext()
+    stream = torch.cuda.current_stream(grad.device)
+    return lanes.following(grad.device.index, stream.cuda_stream)
 
 
 def receive(batch: Any, key: str, parameter: Any) -> None:
