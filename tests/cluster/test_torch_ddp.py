@@ -7,27 +7,25 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import four_ways
 import numpy as np
 import pytest
-from ddp_member import BATCHES, EACH
 from harness import cluster
 from processes import answer_of
-from torch_models import data, mlp, nn, torch
+from torch_models import mlp, nn, torch
 from worker_threads import worker_of
 
 import zkv
 from zkv.errors import KeyMismatch, Lost
-from zkv.torch import State, attach, comm_hook
+from zkv.torch import State, comm_hook
 
 pytestmark = pytest.mark.torch
 
 dist = torch.distributed
-MEMBER = Path(__file__).resolve().parent.parent / "ddp_member.py"
-SIZE = 2
 
 
 @pytest.fixture
@@ -40,56 +38,39 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def member(address: str, folder: Path, rank: int) -> dict[str, Any]:
-    """Run one process of the group; return what it has printed."""
+def of_four(folder: Path, *addresses: str) -> list[dict[str, Any]]:
+    """Run the four processes; return what each has found."""
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(MEMBER.parent), environment["PYTHONPATH"]])
-    words = [sys.executable, MEMBER, address, folder / "group", rank, SIZE]
-    text = answer_of([str(one) for one in words], folder, environment, 100)
-    found: dict[str, Any] = json.loads(text.splitlines()[-1])
-    return found
+    program = Path(four_ways.__file__)
+    environment["PYTHONPATH"] = os.pathsep.join([str(program.parent), environment["PYTHONPATH"]])
+    words = [sys.executable, program, folder, *addresses]
+    answer_of([str(one) for one in words], folder, environment, 100)
+    texts = [(folder / f"{rank}.json").read_text("utf-8") for rank in range(four_ways.SIZE)]
+    return [json.loads(text) for text in texts]
 
 
-def single(address: str) -> dict[str, Any]:
-    """The second worker, which is no group: it computes the last part of each batch."""
-    with zkv.connect(address, rank=1, world=2, connect_timeout_s=90) as worker:
-        model = mlp()
-        optimizer = attach(model, worker, weight=EACH)
-        losses = []
-        for number in range(BATCHES):
-            x, y = (one[SIZE * EACH :] for one in data(EACH * (SIZE + 1), number))
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        optimizer.last.wait()
-        optimizer.pull()
-        return {"losses": losses, "params": model.state_dict()}
+def from_all(batches: int) -> tuple[list[float], Any]:
+    """The losses of one process on the whole batches, and its model."""
+    model = mlp()
+    step = four_ways.optimizer_of(model).step
+    return four_ways.losses_of(model, batches, slice(None), nullcontext, step), model
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(150)
-def test_a_group_of_two_and_a_single_worker_learn_what_one_process_learns(tmp_path: Path) -> None:
+def test_groups_with_zkv_between_them_learn_what_one_group_and_one_process_learn(
+    tmp_path: Path,
+) -> None:
     with (
-        zkv.local(servers=2, workers=2, optimizer="momentum:lr=0.1,momentum=0.9") as made,
-        ThreadPoolExecutor() as threads,
+        zkv.local(servers=2, workers=2, optimizer=four_ways.RULE) as two,
+        zkv.local(servers=1, workers=3, optimizer=four_ways.RULE) as three,
     ):
-        address = made.address
-        runs = [threads.submit(member, address, tmp_path, rank) for rank in range(SIZE)]
-        runs.append(threads.submit(single, address))
-        found = [one.result() for one in runs]
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for number in range(BATCHES):
-        x, y = data(EACH * (SIZE + 1), number)
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    np.testing.assert_allclose(np.mean([one["losses"] for one in found], axis=0), losses, rtol=1e-9)
+        found = of_four(tmp_path, two.address, three.address)
+    for way, batches in four_ways.BATCHES.items():
+        losses, model = from_all(batches)
+        given = np.mean([one["losses"][way] for one in found], axis=0)
+        np.testing.assert_allclose(given, losses, rtol=1e-9, err_msg=way)
+        assert losses[-1] < losses[0]
     for one in found:
         for key, value in model.state_dict().items():
             given = np.asarray(one["params"][key])

@@ -14,7 +14,8 @@ from zkv.torch import attach
 
 pytestmark = pytest.mark.torch
 
-BATCHES = 60
+BATCHES = {"sgd": 200, "momentum": 60, "adam": 60, "adamw": 60}
+"""By rule; DDP learns the same as one process for as many (test_torch_ddp)."""
 SIZES = (5, 3)
 """Samples of each batch of the two workers."""
 
@@ -35,12 +36,16 @@ def parts(number: int) -> tuple[Any, Any]:
     return data(sum(SIZES), seed=number)
 
 
+def batches_of(rule: str) -> int:
+    return BATCHES[rule.partition(":")[0]]
+
+
 def alone(rule: str) -> list[float]:
     """The losses of one process on the whole batches."""
     model = mlp()
     optimizer = RULES[rule](model.parameters())
     losses = []
-    for number in range(BATCHES):
+    for number in range(batches_of(rule)):
         x, y = parts(number)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
@@ -50,14 +55,14 @@ def alone(rule: str) -> list[float]:
     return losses
 
 
-def together(worker: Any, *, explicit: bool = False, **options: Any) -> list[float]:
+def together(worker: Any, batches: int, *, explicit: bool = False, **options: Any) -> list[float]:
     """This worker's losses on its part of each batch, times its samples."""
     model = mlp()
     optimizer = attach(model, worker, **options)
     begin = sum(SIZES[: worker.rank])
     mine = slice(begin, begin + SIZES[worker.rank])
     losses = []
-    for number in range(BATCHES):
+    for number in range(batches):
         x, y = (one[mine] for one in parts(number))
         if explicit:
             with optimizer.batch(weight=len(x)):
@@ -80,7 +85,7 @@ async def test_two_workers_learn_what_one_process_learns_from_the_whole_batches(
     rule: str, explicit: bool
 ) -> None:
     def body(worker: Any) -> list[float]:
-        return together(worker, explicit=explicit)
+        return together(worker, batches_of(rule), explicit=explicit)
 
     async with cluster(2, optimizer=rule) as made:
         both = await on_threads(made, body, body)
