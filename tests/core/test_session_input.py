@@ -186,6 +186,8 @@ def test_what_the_wait_before_a_grant_was_for_is_still_known_after_it() -> None:
     for grant, said in ((1, "worker 1 is late"), (2, "")):
         if said:
             bench.say(c.Waiting(said))
-        bench.say(c.Granted(0, grant, 0, False, 0, 0, 0, 0, [], 0))
+        bench.feed(s.Begin(100 + grant))
+        bench.say(c.Granted(0, grant, 0, True, 0, 0, 0, 0, [], 0))
+        bench.say(c.Cancel(0, grant))
         requests = bench.session.requests
         assert (requests.reason, requests.last_reason) == ("", said)
