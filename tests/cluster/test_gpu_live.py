@@ -17,7 +17,7 @@ from zkv.sums import weighted_mean
 
 Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.cluster
-SHAPES = {"w": (3, 262_144), "small": (7,), "tiny": (2,)}
+SHAPES = {"w": (2, 262_144), "small": (7,), "tiny": (2,)}
 
 
 @pytest.fixture
@@ -89,10 +89,10 @@ def test_a_nan_is_told_where_the_batch_ends_and_the_next_one_counts(
         before = worker.pull()
         with worker.batch() as batch:
             bad = gradients(1)
-            bad["w"][2, 5] = np.inf
+            bad["w"][1, 5] = np.inf
             for key, gradient in bad.items():
                 batch.push(key, there(gradient))
-        with pytest.raises(PushRefused, match="key 'w': element 524293 of the gradient is inf"):
+        with pytest.raises(PushRefused, match="key 'w': element 262149 of the gradient is inf"):
             batch.wait()
         assert batch.outcome == "withdrawn"
         with pytest.raises(PushRefused, match="key 'w'"), worker.batch():

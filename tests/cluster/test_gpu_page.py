@@ -32,23 +32,22 @@ atexit.register(stand_in.__exit__, None, None, None)
 
 
 @pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
+def environment(block: Block) -> Iterator[dict[str, str]]:
     import zkv
 
-    with zkv.local(servers=2, optimizer="sgd:lr=1", codec="int8+ef") as cluster:
-        paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-        yield os.environ | {
-            "ZKV_BROKER": cluster.address,
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "PYTHONPATH": paths,
-        }
+    if "connect" not in block.text:
+        yield dict(os.environ)
+        return
+    with zkv.local(servers=1, optimizer="sgd:lr=1", codec="int8+ef") as cluster:
+        yield os.environ | {"ZKV_BROKER": cluster.address, "RANK": "0", "WORLD_SIZE": "1"}
 
 
 def run(block: Block, folder: Path, environment: dict[str, str]) -> str:
+    stand_in = "cupy" in block.text
     file = folder / "block.py"
-    file.write_text(STAND_IN + block.text, "utf-8")
-    return answer_of([sys.executable, str(file)], folder, environment, 50)
+    file.write_text(STAND_IN * stand_in + block.text, "utf-8")
+    paths = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+    return answer_of([sys.executable, str(file)], folder, environment | {"PYTHONPATH": paths}, 50)
 
 
 EXPECTED = {
