@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,11 +33,10 @@ def cupy(machine: Machine) -> Any:
 
 
 def test_each_codec_and_each_strategy_has_its_rows(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    machine: Machine, few: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(check_gpu, "compile_all", lambda: (0, []))
-    # The others take their time to compile for a CPU.
-    monkeypatch.setattr(gpu_staging, "CODECS", ("none", "int8+ef"))
+    monkeypatch.setattr(check_gpu.gpu_bits, "WORKED", (2000, 1100))
     given = ["--entries", "3000", "--repeat", "1", "--codec", "fp16", "--no-cluster", "--json"]
     assert check_gpu.main(given) == 0
     out, err = capsys.readouterr()
@@ -51,8 +51,8 @@ def test_each_codec_and_each_strategy_has_its_rows(
     assert "staging and the reduction of several devices compared with the host" in err
     assert "link -1 to 0 (-1: the host): " in err
     assert "100000000 bytes on 4 devices" in err
-    assert "pinned memory: " in err
-    assert "MiB, short of it 0 times" in err
+    # One piece or two: a slot of the last payload may still be in use.
+    assert re.search("pinned memory: [48] MiB, short of it 0 times", err)
 
 
 def test_the_table_says_what_is_held_against_pinned_memory(cupy: Any) -> None:
@@ -67,8 +67,14 @@ def test_one_card_plays_four(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert gpu_staging.differing_sums(cupy) == []
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others take their time to compile for a CPU."""
+    monkeypatch.setattr(gpu_staging, "CODECS", ("none", "int8+ef"))
+
+
 def test_a_gradient_that_is_not_copied_is_named_with_its_codec(
-    cupy: Any, monkeypatch: pytest.MonkeyPatch
+    cupy: Any, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is overwritten behind the push is another stream's business then: it is a race."""
     monkeypatch.setattr(cupy_on_cpu.ndarray, "copy", lambda self, order="C": self)
@@ -77,7 +83,9 @@ def test_a_gradient_that_is_not_copied_is_named_with_its_codec(
     assert all(one.startswith("staging, ") and "3000 entries" in one for one in wrong)
 
 
-def test_other_bytes_are_named_with_their_codec(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bytes_are_named_with_their_codec(
+    cupy: Any, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = Outgoing.push
 
     def push(self: Any, key: Any, gradient: Any, *, lend: bool) -> Any:

@@ -28,7 +28,7 @@ from zkv.wire import BlockSpec, KeyEntry, Segment
 from zkv_codecs.backend import NUMPY
 from zkv_workers import lanes, pinned
 from zkv_workers import signals as s
-from zkv_workers.encoding import LONG, Encoder, Sealed
+from zkv_workers.encoding import Encoder, Sealed
 from zkv_workers.lanes import Copy, Lane
 from zkv_workers.model import BatchState
 from zkv_workers.outgoing import Outgoing, Outlet
@@ -36,8 +36,8 @@ from zkv_workers.pinned import ALIGNMENT, Ring, Slots
 from zkv_workers.pipeline import Pipeline
 
 Array = np.ndarray[Any, Any]
-BLOCKS = 3
-SIZE = BLOCKS * LONG
+BLOCKS, BLOCK = 3, 8192
+SIZE = BLOCKS * BLOCK
 CALLER = threading.current_thread().name
 
 
@@ -161,7 +161,7 @@ def test_a_slot_is_free_once_zeromq_has_sent_it(machine: Machine) -> None:
 
 def three_blocks() -> Layout:
     made = layout(spec("b", 4), spec("c", 4), bucket=True)
-    cut = [Segment(2, at * LONG, (at + 1) * LONG) for at in range(BLOCKS)]
+    cut = [Segment(2, at * BLOCK, (at + 1) * BLOCK) for at in range(BLOCKS)]
     made.add(
         [KeyEntry(2, spec("w", SIZE))],
         [BlockSpec(1 + at, 0, [one]) for at, one in enumerate(cut)],
@@ -319,11 +319,11 @@ def test_where_no_slot_is_free_ordinary_memory_takes_its_place(
     machine: Machine, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is sent before it is here, and nobody waits for a server."""
-    small = Ring(bytes_max=LONG + 4096, piece_bytes=LONG + 4096)
+    small = Ring(bytes_max=BLOCK + 4096, piece_bytes=BLOCK + 4096)
     monkeypatch.setattr(pinned, "_ring", small)
     assert from_devices(bench) == from_host()
     assert small.short > 0
-    assert sum(machine.pinned) <= LONG + 4096
+    assert sum(machine.pinned) <= BLOCK + 4096
 
 
 def test_a_gradient_that_cannot_be_sent_is_told_at_the_end_of_its_batch(
@@ -332,10 +332,10 @@ def test_a_gradient_that_cannot_be_sent_is_told_at_the_end_of_its_batch(
     """D17: with key and element; nothing of it stays in what is remembered."""
     from_devices(bench, 1)
     bad, out = noise(2), bench.batch()
-    bad[LONG + 5] = np.nan
+    bad[BLOCK + 5] = np.nan
     out.push("w", there(bad), lend=False)
     bench.pipeline.drain()
-    with pytest.raises(PushRefused, match=f"key 'w': element {LONG + 5} of the gradient is nan"):
+    with pytest.raises(PushRefused, match=f"key 'w': element {BLOCK + 5} of the gradient is nan"):
         raise out.error or AssertionError("it was sent")
     out.drop()
     bench.sent.clear()

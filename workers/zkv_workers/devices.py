@@ -1,9 +1,9 @@
-"""Gradients on a GPU: all that knows CuPy, which is imported when the first of them is seen.
+"""Gradients on a GPU: what is the same for arrays of NumPy and of CuPy, and what is not.
 
-A gradient stays on its device if its codec has kernels there: it is encoded on CuPy's current
-stream, which is the caller's, what is remembered of it stays on the device, and only what is sent
-comes to the host, into pinned memory. `working` is what makes that safe: its device is the current
-one inside, and all that was begun inside is done when it is left.
+A gradient stays on its device if its codec has kernels there: what is remembered of it does, too,
+and only what is sent comes to the host, into pinned memory. Inside of `working` its device and the
+worker's stream there are the current ones, and all that was begun is done when it is left. How
+gradients get onto that stream is the business of `staging`.
 
 Sums and casts outside our own kernels (what an earlier codec has left, what is taken back, DGC's
 momentum, float64) are CuPy's, compiled with -ftz=true: numbers below 1.2e-38 become zeros.
@@ -75,7 +75,7 @@ def module_of(array: Any) -> Any:
 
 @contextmanager
 def working(where: int) -> Iterator[None]:
-    """Make this the current device; on leaving, what its current stream was given is done.
+    """Make this device and our stream there current; on leaving, what that was given is done.
 
     On the host there is nothing to wait for.
     """
