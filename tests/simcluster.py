@@ -477,6 +477,9 @@ class Sim:
         if self.rng.random() < self.options.rates:
             rate = str(self.rng.choice((0.05, 0.1, 0.2)))
             yield lambda token: s.Ask(token, "lr", rate)
+            if self.rng.random() < 0.5:
+                # It writes all settings anew, and must not overtake a rate that has to wait.
+                yield lambda token: s.Ask(token, "codec", self.options.codec)
 
     def _push_plain(self, route: bytes, worker: SimWorker, rank: int) -> None:
         token, self.tokens = self.tokens, self.tokens + 1
@@ -587,7 +590,7 @@ class Sim:
         """
         params = state.params()
         worker.base = (grant.version, {key: params[key].reshape(-1).copy() for key in "abvw"})
-        if self.router.policy.threshold is not None or not self.options.streaming:
+        if not grant.ahead:
             self._check_base(*worker.base)
         slack = self.router.policy.slack
         if slack is not None:

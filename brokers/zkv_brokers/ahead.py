@@ -149,8 +149,9 @@ class Ahead:
         """Return whether a setting that this worker changes must not hold for the next update.
 
         Servers may have made blocks of it, unless they wait for what this worker will send after it
-        was told that the setting holds.
+        was told that the setting holds. Nor may it overtake another one that has to wait.
         """
         if not self.version:
             return False
-        return number not in self.members or group.has_finished(number, self.members[number])
+        grant = self.members.get(number)
+        return bool(self.later) or grant is None or group.has_finished(number, grant)

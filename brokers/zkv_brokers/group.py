@@ -277,8 +277,11 @@ class Group(Book):
             self._after_sum.append(entry)
 
     def configure(self, entry: c.Entry, out: Decisions, *, late: bool) -> None:
-        """Write settings into the log; `late`: behind the next update, if that is foreseen."""
-        if late and self.ahead.version:
+        """Write settings into the log; `late`: behind the next update, if that is foreseen.
+
+        So are those that follow such settings: each entry names them all.
+        """
+        if self.ahead.version and (late or self.ahead.later):
             self.ahead.later.append(entry)
             return
         self.log_between_commits(entry, out)

@@ -179,8 +179,8 @@ class Shard:
                     OptimizerSpec.from_plain(plain["plain"]),
                     staleness(plain.get("staleness", "none")),
                 )
-                if self.commits.streaming.by_block and settings != self.store.settings:
-                    raise ProtocolError("other settings came for an update that is made already")
+                if settings != self.store.settings:
+                    self.commits.streaming.check_settings()
                 self.store.configure(settings)
                 down = down_plan(plain.get("codec_down", "none"))
                 self.store.views.use(down)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zkv import control as c
+from zkv.errors import ProtocolError
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_brokers.aggregates import Share
 from zkv_brokers.contributions import Contributions, Open
@@ -50,6 +51,18 @@ class Streaming:
         self.version, self.expected = 0, []
         self.by_block.clear()
         self._names.clear()
+
+    def check_settings(self) -> None:
+        """Check that nothing was made with settings that change here.
+
+        Raises:
+            ProtocolError: something was; the broker keeps settings back while that may be.
+        """
+        if self.by_block:
+            raise ProtocolError(
+                f"settings changed though {len(self.by_block)} blocks of version {self.version} "
+                "were made with the old ones: the broker wrote them into the log too early"
+            )
 
     def begun(self, name: ContributionId, held: Open) -> bool:
         """Note a contribution of which something has come; return whether it is expected."""

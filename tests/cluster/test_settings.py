@@ -14,6 +14,7 @@ from harness import cluster, until
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
 from zkv.optimizer_spec import optimizer
+from zkv_workers import signals as s
 
 KEYS = {"a": zeros(4), "b": zeros(100_000), "c": zeros(100_000), "d": zeros()}
 """Both servers of two hold some."""
@@ -47,6 +48,49 @@ async def test_a_new_rate_reaches_every_key_on_every_server() -> None:
         after_two = await workers[0].pull()
         for key in KEYS:
             np.testing.assert_allclose(after_two[key] - after_one[key], -0.01, rtol=1e-5)
+
+
+async def test_a_rate_that_nobody_waits_for_holds_for_what_is_pushed_after_it() -> None:
+    """The other worker's contribution is here: each block would be made as soon as ours comes."""
+    async with cluster(2, optimizer="sgd:lr=1.0") as made, crew(made, 2, KEYS) as workers:
+        total = 0.0
+        for turn in range(1, 9):
+            mine, others = await all_begun(workers)
+            for key, value in KEYS.items():
+                others.push(key, np.ones_like(value))
+            await end(others)
+            rate, call = 1 / turn, workers[0]._driver.call
+            asked = call(lambda token, rate=rate: s.Ask(token, "lr", str(rate)))
+            for key, value in KEYS.items():
+                mine.push(key, np.ones_like(value))
+            await end(mine)
+            total += rate
+            assert (await asked)["version"] == turn - 1
+            assert await mine.wait() == "committed"
+        for key, value in (await workers[0].pull()).items():
+            np.testing.assert_allclose(value, everywhere(KEYS[key], -total), rtol=1e-5)
+
+
+async def test_settings_do_not_overtake_one_that_has_to_wait() -> None:
+    """Each change writes all of them; the first waits for an update that is foreseen."""
+    async with cluster(1, optimizer="sgd:lr=1.0") as made, crew(made, 2, KEYS) as workers:
+        mine, others = await all_begun(workers)
+        for key, value in KEYS.items():
+            others.push(key, np.ones_like(value))
+            mine.push(key, np.ones_like(value))
+        await end(others)
+        assert await workers[1].set(lr=0.5) == {"lr": 1}
+        assert "codec" in await workers[0].set(codec="fp16")
+        await end(mine)
+        assert await mine.wait() == "committed"
+        again = await all_begun(workers)
+        for batch in again:
+            for key, value in KEYS.items():
+                batch.push(key, np.ones_like(value))
+            await end(batch)
+        assert await again[0].wait() == "committed"
+        for key, value in (await workers[0].pull()).items():
+            np.testing.assert_array_equal(value, everywhere(KEYS[key], -1.5))
 
 
 async def test_a_new_rate_reaches_plain_keys_too() -> None:

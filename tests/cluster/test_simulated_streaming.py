@@ -193,7 +193,20 @@ def _pushes_do_not_wait_for_settings(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "_hear", hear)
 
 
+def _settings_overtake_those_that_wait(patch: pytest.MonkeyPatch) -> None:
+    """Each entry has all settings: the newer one brings the older one too early, or is undone."""
+
+    def configure(self: g.Group, entry: c.Entry, out: Decisions, *, late: bool) -> None:
+        if late and self.ahead.version:
+            self.ahead.later.append(entry)
+        else:
+            self.log_between_commits(entry, out)
+
+    patch.setattr(g.Group, "configure", configure)
+
+
 MUTANTS = (
+    _settings_overtake_those_that_wait,
     _what_is_finished_ahead_counts_at_once,
     _a_lost_member_takes_nothing_back,
     _nothing_is_ever_taken_back,

@@ -131,6 +131,11 @@ class Contributions:
             self._link.send(c.Withdraw(name, grant))
             self.cycle.withdraw()
 
+    @property
+    def inside(self) -> bool:
+        """Whether a part of the current batch was sent."""
+        return self.cycle.current is not None and self.cycle.nbytes > 0
+
     def _conclude(self, finish: c.Finish, skipped: tuple[int, ...], token: int) -> None:
         """Say to every server of the group, and to the broker, that a contribution is complete."""
         name, grant = finish.contribution, finish.grant
@@ -179,13 +184,13 @@ class Contributions:
             self.uploads.forget(self.name(MODEL, batch))
         return batch
 
-    def settled(self, group: int, batch: int, version: int, why: str) -> None:
+    def settled(self, group: int, batch: int, version: int, why: str, now: float) -> None:
         """A contribution has met its fate."""
         held = self._open.pop((group, batch), None)
         if held is None:
             return
-        self.uploads.forget(held.name)
         fate = s.Fate(version if version >= 0 else None, why)
+        self.uploads.forget(held.name, now if fate.version is not None else None)
         self.counts[fate.outcome] += 1
         if fate.version is not None and group == MODEL:
             self.staleness[fate.version - 1 - held.base] += 1

@@ -65,7 +65,10 @@ class Incoming:
                 blocks = self._layout.blocks_in(MODEL)
                 assembly = self.downloads.expect(message, blocks, now)
             if assembly is None:
-                raise ProtocolError(f"version {message.version} was granted, and is not here")
+                raise ProtocolError(
+                    f"the broker grants version {message.version} as one that this worker holds, "
+                    "which it does not"
+                )
             made.cycle.granted(message, assembly.blocks)
             if message.bytes_follow:
                 self._arrived(assembly)

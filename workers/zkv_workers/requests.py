@@ -6,8 +6,10 @@ Every wait is bounded, and says for whom. Pure: time comes in as `now`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
+from zkv import control as c
 from zkv.errors import ClusterNotReady, WaitTimeout
 from zkv_workers.config import SessionConfig
 from zkv_workers.signals import Fail, Narrate, Output
@@ -67,6 +69,12 @@ class Requests:
         tokens = list(self._open)
         self._open.clear()
         return tokens
+
+    def owes(self, late: Set[int], servers: Iterable[c.ServerAt]) -> None:
+        """Note of which servers something is awaited: a wrong address shows nowhere else."""
+        self.owing = ", ".join(
+            f"server {at.index} ({at.name!r} at {at.address})" for at in servers if at.index in late
+        )
 
     def tick(self, now: float, *, joined: bool, heard: bool) -> list[Output]:
         """Return what to say and which calls to end, because of the time."""

@@ -18,6 +18,7 @@ from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import SEEDS, open_envelope
 from zkv_workers import signals as s
+from zkv_workers.behind import Behind
 from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
 from zkv_workers.incoming import Incoming
@@ -58,6 +59,7 @@ class Session:
         )
         self.round_trips = RoundTrips()
         """Between this worker and the broker."""
+        self._behind = Behind()
         self._barrier = 0
         self._next_beat = 0.0
         self._out: list[s.Output] = []
@@ -83,7 +85,8 @@ class Session:
         self.now = now
         if self.broken is None:
             try:
-                self._take(event)
+                if not self._behind.takes(event):
+                    self._take(event)
             except (ZkvError, ValueError) as error:
                 self._caller_failed(event, error)
         elif token := getattr(event, "token", 0):
@@ -170,9 +173,10 @@ class Session:
                 self._told.tell(c.Leave())
             case s.Ask(token, setting, value):
                 self.requests.open(token, f"the answer about {setting or 'the status'}", self.now)
-                inside = bool(self.made.cycle.nbytes) and self.made.cycle.current is not None
+                inside = self.made.inside
                 asked = c.Change(token, setting, value, inside) if setting else c.Status(token)
                 self._link.send(asked)
+                self._behind.changes |= {token} if setting else set()
             case _:
                 raise AssertionError(f"no such input: {event}")
 
@@ -234,6 +238,8 @@ class Session:
         self.member, self.requests.initialised = None, False
         self._hello()
         self._told.inside = False
+        for token in list(self._behind.changes):
+            self._go_on(token)
 
     def _ask_again(self) -> None:
         """Tell a new broker what the old one was told; not before it has let this worker in."""
@@ -252,7 +258,8 @@ class Session:
         if self.broken is not None:
             return
         self.broken = error
-        self._out += [s.Fail(token, error) for token in self.requests.all()]
+        tokens = [*self.requests.all(), *self._behind.clear()]
+        self._out += [s.Fail(token, error) for token in tokens]
         self._out.append(s.Broken(error))
 
     def _hear(self, message: c.Message) -> None:
@@ -284,11 +291,12 @@ class Session:
                 self.incoming.drop(group, grant, batch)
             case c.Settled(fates=fates):
                 for group, batch, version, why in fates:
-                    self.made.settled(group, batch, version, why)
+                    self.made.settled(group, batch, version, why, self.now)
                 self._send_pulls()
             case c.Reply(token=token, value=value, index=index):
                 self.made.index = max(self.made.index, index)
                 self._answer(token, value)
+                self._go_on(token)
             case c.Refusal(token=token, code=code, reason=reason):
                 self._refused(token, errors.from_code(code, reason))
             case c.Fatal(code=code, reason=reason):
@@ -338,6 +346,12 @@ class Session:
         if self.requests.close(token):
             self._out.append(s.Fail(token, error))
         self._send_pulls()
+        self._go_on(token)
+
+    def _go_on(self, token: int) -> None:
+        """Take what waited for the answer to this call."""
+        for event in self._behind.answered(token):
+            self.take(event, self.now)
 
     def _granted(self, message: c.Granted) -> None:
         self.incoming.granted(message, self.now)
@@ -372,28 +386,12 @@ class Session:
             self._greet()
         if self.member is not None:
             self._out += self.downloads.overdue(self.member.incarnation, self.now)
-        heard = self._link.heard
-        if (
-            self.member is not None
-            and heard is not None
-            and self.now - heard > self.config.broker_lost_s
-        ):
-            self.fail(
-                errors.BrokerLost(
-                    f"nothing was heard of the broker at {self.config.broker} for "
-                    f"{self.now - heard:.1f} s"
-                )
-            )
+        heard, joined = self._link.heard, self.member is not None
+        silent_s = 0.0 if heard is None else self.now - heard
+        if joined and silent_s > self.config.broker_lost_s:
+            text = f"nothing was heard of the broker at {self.config.broker} for {silent_s:.1f} s"
+            self.fail(errors.BrokerLost(text))
             return
-        self.requests.owing = self._owing()
-        self._out += self.requests.tick(
-            self.now, joined=self.member is not None, heard=heard is not None
-        )
-
-    def _owing(self) -> str:
-        """Return the servers that something is awaited of: a wrong address shows nowhere else."""
         late = self.uploads.owing() | self.downloads.owing()
-        known = [] if self.member is None else self.member.servers
-        return ", ".join(
-            f"server {at.index} ({at.name!r} at {at.address})" for at in known if at.index in late
-        )
+        self.requests.owes(late, () if self.member is None else self.member.servers)
+        self._out += self.requests.tick(self.now, joined=joined, heard=heard is not None)

@@ -161,14 +161,22 @@ class Uploads:
     def _is_busy(self) -> bool:
         return any(window.in_flight for window in self._windows.values())
 
-    def forget(self, name: ContributionId) -> None:
-        """The contribution is settled: nobody needs its frames any more."""
+    def forget(self, name: ContributionId, arrived_at: float | None = None) -> None:
+        """The contribution is settled: nobody needs its frames any more.
+
+        `arrived_at`: servers hold all of it, and the word of that was quicker than their receipts.
+        """
         for server, window in self._windows.items():
+            before = window.in_flight
             names: set[Hashable] = {
                 one for one in window.names() if isinstance(one, tuple) and one[0] == name
             }
             if names:
                 window.forget(names)
+            arrived = before - window.in_flight
+            if arrived and arrived_at is not None:
+                self.bytes_arrived += arrived
+                self.flights.note(server, window.in_flight, arrived, arrived_at)
             if not window.in_flight:
                 self.flights.stop(server)
         if not self._is_busy:
