@@ -128,6 +128,7 @@ async def test_a_wrong_advertised_address_is_in_the_message() -> None:
     async with cluster(1, optimizer=SGD, server_options={"advertise": "127.0.0.9"}) as made:
         (server,) = made.servers
         assert server.address.startswith("tcp://127.0.0.9:")
+        await until(lambda: made.broker.router.members.complete, what="the server's announcement")
         async with made.worker(0, wait_timeout_s=0.7) as worker:
             with pytest.raises(ZkvError) as raised:
                 await worker.init({"w": zeros()})
