@@ -97,6 +97,9 @@ class UsePool(Frozen, frozen=True, tag=51):
 class Begin(Frozen, frozen=True, tag=41):
     """Worker to broker: grant me batches of the model from now on."""
 
+    on_demand: bool = False
+    """Whether servers shall send only those blocks that I ask for."""
+
 
 class Plain(Frozen, frozen=True, tag=42):
     """Worker to broker: I push this key by itself, outside any batch."""

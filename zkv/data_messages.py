@@ -78,7 +78,8 @@ class Done(Frozen, frozen=True, tag=3):
 
 
 class Got(Frozen, frozen=True, tag=4):
-    """Worker to server: these blocks of the grant have arrived; all of them unpin the version."""
+    """Worker to server: these blocks of the grant have arrived; all of them unpin the version,
+    unless it was granted on demand."""
 
     incarnation: UInt
     group: Int
@@ -87,7 +88,10 @@ class Got(Frozen, frozen=True, tag=4):
 
 
 class Ask(Frozen, frozen=True, tag=5):
-    """Worker to server: these blocks of the grant have not arrived; send them again."""
+    """Worker to server: these blocks of the grant have not arrived; send them again.
+
+    Under a grant on demand: send them now.
+    """
 
     incarnation: UInt
     group: Int
@@ -95,6 +99,8 @@ class Ask(Frozen, frozen=True, tag=5):
     bids: list[UInt]
     whole: tuple[UInt, ...] = ()
     """Those of them whose deltas or codec were of no use here: send these as plain values."""
+    index: UInt = 0
+    """Under a grant on demand, the log index at which the server knows it."""
 
 
 class Delta(Frozen, frozen=True):

@@ -44,6 +44,8 @@ class Grant(Frozen, frozen=True, tag=4):
     kids: list[UInt]
     held: Int = -1
     """The version of the group that the worker holds completely already; -1: none is known."""
+    on_demand: bool = False
+    """Send only what the worker asks for, as often as it asks, until its contribution is done."""
 
 
 class Counted(Frozen, frozen=True):

@@ -67,6 +67,8 @@ class Granted(Frozen, frozen=True, tag=73):
     """The codec that stands for `bits:...` in that plan at present; "" if the plan has none."""
     ahead: bool = False
     """Whether the log has not reached this version yet: it will, or the grant is taken back."""
+    on_demand: bool = False
+    """Whether servers send only what is asked of them."""
 
 
 class Exhausted(Frozen, frozen=True, tag=78):

@@ -62,7 +62,10 @@ class Ahead:
         out.log(c.Expect(group.group, self.version, expected))
         for number in sorted(members):
             dry = group.draws.pool is not None and not group.draws.pool.ready
-            if not dry and not group.held_because(self.version):
+            # Who asks for its values has none sent ahead: it begins when the update is in the log,
+            # as one does for whom there is no room now.
+            asks = group.holdings.is_on_demand(group.incarnations[number])
+            if not dry and not asks and not group.held_because(self.version):
                 grant = group.sync.next_grant(number)
                 self.grants[number] = grant
                 give(group, number, grant, self.version, out, ahead=True)

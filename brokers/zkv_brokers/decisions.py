@@ -61,6 +61,9 @@ class Pins:
 
     versions_max: int
     by_grant: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    on_demand: set[int] = field(default_factory=set)
+    """Incarnations that ask servers for what they need of the model: they hold no version, and what
+    they were granted stays pinned until they have finished with it."""
 
     def admits(self, version: int) -> bool:
         """Return whether one more grant may pin this version."""
@@ -70,6 +73,7 @@ class Pins:
     def release(self, incarnation: int) -> None:
         """Forget all grants of a worker that is gone."""
         self.by_grant = {name: v for name, v in self.by_grant.items() if name[0] != incarnation}
+        self.on_demand.discard(incarnation)
 
 
 @dataclass(slots=True)

@@ -33,9 +33,10 @@ def give(
     held = group.holdings.version(incarnation)
     known = held == version and not group.rules.staleness.compensation
     follow = group.group == MODEL and not known
+    on_demand = group.holdings.is_on_demand(incarnation)
     if follow:
         group.holdings.granted(incarnation, grant, version)
-        out.log(c.Grant(incarnation, group.group, grant, version, [], held))
+        out.log(c.Grant(incarnation, group.group, grant, version, [], held, on_demand))
     clocks = dict(group.sync.clocks)
     if ahead:
         # As they will be: whoever computes now will have finished.
@@ -54,6 +55,7 @@ def give(
         token=0,
         samples=samples,
         ahead=ahead,
+        on_demand=on_demand,
         **group.rules.coding.for_grants(),
     )
     out.tell(incarnation, message)

@@ -1,7 +1,9 @@
 """What a server sends to workers: blocks of granted versions, under byte credits.
 
 A granted version stays pinned, bit for bit, until the worker says that it has all of it (or is no
-member any more); a commit in between writes new arrays. Knows no sockets.
+member any more); a commit in between writes new arrays. Under a grant on demand a block is sent
+when it is asked for, as often as it is, and all stay pinned until the worker has done with the
+batch. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from msgspec import structs
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
+from zkv.errors import ProtocolError
 from zkv.pace import Pace
 from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec
@@ -79,6 +82,8 @@ class Grants:
         self._serial = 0
         self._pace = Pace()
         self._windows: dict[int, Window[_Piece]] = {}
+        self._asked: dict[tuple[int, int, int], set[int]] = {}
+        """Grants on demand, and the blocks of them that are asked for and have not arrived."""
         self._reachable: set[int] = set()
         self._again: list[tuple[int, _Piece]] = []
 
@@ -87,22 +92,35 @@ class Grants:
         self._reachable.add(incarnation)
 
     def add(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
-        """Pin the blocks of a grant as they are now and queue them for the worker."""
+        """Pin the blocks of a grant as they are now and queue them for the worker, unless it will
+        ask for them."""
         pieces: dict[int, _Piece] = {}
         self._serial += 1
+        name = (entry.incarnation, entry.group, entry.grant)
         for block in blocks:
             piece = self._piece(entry, block)
             pieces[block.bid] = piece
-            self._offer(piece, self._serial)
-        name = (entry.incarnation, entry.group, entry.grant)
+            if not entry.on_demand:
+                self._offer(piece, self._serial)
         for before in self._open.pop(name, {}).values():
             # A worker that uses a token twice must not leave the first version pinned for ever.
             self._unpin(before)
         if pieces:
             self._open[name] = pieces
+            if entry.on_demand:
+                self._asked[name] = set()
 
     def foresee(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
-        """Note a grant of a version that the log has not reached: `fill` sends its blocks."""
+        """Note a grant of a version that the log has not reached: `fill` sends its blocks.
+
+        Raises:
+            ProtocolError: it is one on demand: nothing may be sent for it unasked.
+        """
+        if entry.on_demand:
+            raise ProtocolError(
+                f"grant {entry.grant} of incarnation {entry.incarnation} is on demand, but the log "
+                f"has not reached its version {entry.version}"
+            )
         name = (entry.incarnation, entry.group, entry.grant)
         self._serial += 1
         self._ahead[name] = (entry, {block.bid for block in blocks}, self._serial)
@@ -168,13 +186,17 @@ class Grants:
     def got(
         self, incarnation: int, group: int, grant: int, bids: Sequence[int], now: float
     ) -> None:
-        """The worker has these blocks: free their credit and unpin them."""
+        """The worker has these blocks: free their credit and unpin them (it may ask for one on
+        demand again: that stays pinned)."""
         window = self._windows.get(incarnation)
         pieces = self._open.get((incarnation, group, grant), {})
+        asked = self._asked.get((incarnation, group, grant))
         for bid in bids:
-            if window is not None:
-                window.acknowledge((group, grant, bid), now)
-            if bid in pieces:
+            arrived = window is not None and window.acknowledge((group, grant, bid), now)
+            if asked is not None:
+                # A late word of an earlier sending says nothing of one that waits for credit.
+                asked -= {bid} if arrived else set()
+            elif bid in pieces:
                 self._unpin(pieces.pop(bid))
         if not pieces:
             self._open.pop((incarnation, group, grant), None)
@@ -182,6 +204,7 @@ class Grants:
     def drop(self, incarnation: int, group: int, grant: int) -> None:
         """The grant no longer counts: unpin its blocks and do not send what is still queued."""
         self._ahead.pop((incarnation, group, grant), None)
+        self._asked.pop((incarnation, group, grant), None)
         pieces = self._open.pop((incarnation, group, grant), {})
         for piece in pieces.values():
             if piece.pinned is not None:
@@ -190,16 +213,30 @@ class Grants:
         if window is not None and pieces:
             window.forget({(group, grant, bid) for bid in pieces})
 
+    def done(self, incarnation: int, group: int, grant: int) -> None:
+        """The worker has finished its batch: it asks for no more of a grant on demand."""
+        if (incarnation, group, grant) in self._asked:
+            self.drop(incarnation, group, grant)
+
     def ask(self, message: d.Ask) -> None:
-        """The worker lacks these blocks: send again what has been sent before."""
+        """The worker lacks these blocks: send again what has been sent before, and what is on
+        demand for the first time."""
         who, group, grant = message.incarnation, message.group, message.grant
         window = self._windows.get(who)
         pieces = self._open.get((who, group, grant), {})
         for bid in message.whole:
             if bid in pieces:
                 pieces[bid].make_whole()
+        asked = self._asked.get((who, group, grant))
+        self._serial += asked is not None
         for bid in message.bids:
-            if bid in pieces and window is not None and window.is_sent((group, grant, bid)):
+            if bid not in pieces:
+                continue
+            if asked is not None and bid not in asked:
+                asked.add(bid)
+                # What was asked for first is needed first, whatever its place in the model.
+                self._offer(pieces[bid], self._serial)
+            elif window is not None and window.is_sent((group, grant, bid)):
                 self._again.append((who, pieces[bid]))
 
     def outgoing(self, number: int, now: float) -> list[ToWorker]:
@@ -219,6 +256,7 @@ class Grants:
             for piece in self._open.pop(name).values():
                 self._unpin(piece)
         self._ahead = {name: one for name, one in self._ahead.items() if name[0] in members}
+        self._asked = {name: bids for name, bids in self._asked.items() if name[0] in members}
         self._windows = {who: window for who, window in self._windows.items() if who in members}
         self._reachable &= members
 

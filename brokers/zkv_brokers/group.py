@@ -139,6 +139,8 @@ class Group(Book):
         if arrival.misled and self.ahead.members.get(number) == said.grant:
             self.ahead.drop(self, out)
         self._check(arrival, out)
+        if self.holdings.finished(said.contribution.incarnation, said.grant):
+            self.release_starts(out)
 
     def held(
         self, name: ContributionId, number: int, grant: int, server: int, out: Decisions

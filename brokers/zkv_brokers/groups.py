@@ -100,6 +100,11 @@ class Groups:
         group.join({w.number: w.incarnation for w in self.members.training()}, out)
         return number
 
+    def ask(self, incarnation: int, *, on_demand: bool) -> None:
+        """A worker wants batches; `on_demand`: it will ask servers for what it needs of them."""
+        self.begun.add(incarnation)
+        (self.pins.on_demand.add if on_demand else self.pins.on_demand.discard)(incarnation)
+
     def begin(self, out: Decisions) -> bool:
         """Let those who asked for batches into the model's group; return whether anybody came in.
 

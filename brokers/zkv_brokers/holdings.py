@@ -6,6 +6,7 @@ never holds an older one. Pure: knows no messages.
 
 from __future__ import annotations
 
+from zkv.wire import MODEL
 from zkv_brokers.decisions import Pins
 
 NOTHING = -1
@@ -28,11 +29,26 @@ class Holdings:
 
     def received(self, incarnation: int, grant: int) -> None:
         """The worker has all of a grant: its version is no longer pinned for it."""
+        if incarnation in self._pins.on_demand:
+            return
         name = (incarnation, self._group, grant)
         version = self._pins.by_grant.pop(name, None)
         if version is not None and name not in self._outdated:
             self._versions[incarnation] = version
         self._outdated.discard(name)
+
+    def finished(self, incarnation: int, grant: int) -> bool:
+        """A batch is finished: its version is no longer pinned for it, if it was granted on demand.
+
+        Return whether one was.
+        """
+        name = (incarnation, self._group, grant)
+        asks = incarnation in self._pins.on_demand
+        return asks and self._pins.by_grant.pop(name, None) is not None
+
+    def is_on_demand(self, incarnation: int) -> bool:
+        """Return whether a worker asks servers for what it needs of the model."""
+        return self._group == MODEL and incarnation in self._pins.on_demand
 
     def taken_back(self, incarnation: int, grant: int) -> None:
         """A grant does not count any more; whether the worker has its values is not known."""
@@ -46,6 +62,8 @@ class Holdings:
 
     def version(self, incarnation: int) -> int:
         """Return the newest version that this worker is known to hold all of."""
+        if incarnation in self._pins.on_demand:
+            return NOTHING
         return self._versions.get(incarnation, NOTHING)
 
     def left(self, incarnation: int) -> None:

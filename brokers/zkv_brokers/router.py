@@ -194,11 +194,11 @@ class Router:
                 trained = bool(self.groups.begun) or self.groups.model is not None
                 self.groups.draws.use(message, worker, trained=trained)
                 self.hub.send(worker.peer, c.Reply(message.token, "used"))
-            case c.Begin():
+            case c.Begin(on_demand=on_demand):
                 self.groups.draws.check_begin(worker)
                 worker.barrier_token = 0  # It has given its barrier up (interrupt, time-out).
                 self.groups.come_back(out)
-                self.groups.begun.add(worker.incarnation)
+                self.groups.ask(worker.incarnation, on_demand=on_demand)
                 self._begin(out)
             case c.Plain(key=key):
                 # `Regrouped` is the answer; a reply would end the push that asked, unsettled.

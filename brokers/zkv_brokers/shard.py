@@ -236,11 +236,7 @@ class Shard:
         return self.layout.blocks_in(entry.group)
 
     def _mine(self, group: int) -> list[BlockSpec]:
-        return [
-            block
-            for block in self.layout.blocks_in(group)
-            if block.server == self.number and block.segments
-        ]
+        return [b for b in self.layout.blocks_in(group) if b.server == self.number and b.segments]
 
     # --- data --------------------------------------------------------------------------------
 
@@ -250,7 +246,7 @@ class Shard:
         match message:
             case d.Greet(incarnation=incarnation):
                 self.grants.greet(incarnation)
-            case d.Push(index=index) | d.Done(index=index) if index > self.index:
+            case d.Push() | d.Done() | d.Ask() if message.index > self.index:
                 self._park(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
@@ -329,6 +325,7 @@ class Shard:
                 if self.commits.streaming.begun(name, held):
                     self._make(self._mine(MODEL))
             self._report_if_held(name, held)
+        self.grants.done(name.incarnation, name.group, message.grant)
         self._ack(name, -1)
 
     def _open(self, name: ContributionId, grant: int) -> Open:
