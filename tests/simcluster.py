@@ -88,6 +88,8 @@ class Options:
     """How often a batch says its weight only at its end, and how often it says another one then."""
     rates: float = 0.0
     """How often a worker changes the learning rate between two batches, or in one."""
+    on_demand: tuple[int, ...] = ()
+    """The workers (by rank) that ask for values key by key, before and again after they compute."""
     until_s: float = 400.0
 
 
@@ -444,18 +446,24 @@ class Sim:
         if options.samples:
             yield lambda token: s.UsePool(token, self.shard())
         for _ in itertools.count() if options.samples else turns:
-            grant = yield s.Begin
+            asks = rank in options.on_demand
+            grant = yield lambda token, asks=asks: s.Begin(token, asks)
             if grant is None:
                 break
             worker.encoder.use(grant.codec, grant.codec_down, grant.chosen)
             weight = None if self.rng.random() < options.undeclared else 1.0 + rank
             state = worker.running.add(BatchState(grant, weight, worker.encoder))
             worker.samples = grant.samples
-            if missing := state.missing():
+            if asks:
+                yield from self._look(route, worker, state)
+            elif missing := state.missing():
                 yield lambda token, batch=grant.batch, kids=missing: s.Await(token, batch, kids)
-            if not state.cancelled:
+            if not asks and not state.cancelled:
                 self._check_grant(grant, state, worker)
             yield options.compute_s[rank % len(options.compute_s)] * (0.5 + self.rng.random())
+            if asks:
+                # As a backward pass: the same values again, whatever was committed meanwhile.
+                yield from self._look(route, worker, state, back=True)
             try:
                 yield from self._push(route, worker, rank, state)
             except Cancelled:
@@ -471,6 +479,35 @@ class Sim:
             yield s.Barrier
             yield s.Begin
         yield s.Leave
+
+    def _look(
+        self, route: bytes, worker: SimWorker, state: BatchState, *, back: bool = False
+    ) -> Program:
+        """Look at each key of a batch on demand by itself; keep what was seen, for the laws."""
+        found: dict[str, Array] = {}
+        keys = "wvba" if back else "abvw"
+        for at, key in enumerate(keys):
+            kids, number = state.kids_of([key]), state.number
+            if self.rng.random() < 0.5:
+                self.feed(route, worker, s.Want(number, state.kids_of(keys[at : at + 2])))
+                yield self.rng.random() * 0.01
+            yield lambda token, kids=kids, number=number: s.Await(token, number, kids)
+            if state.cancelled:
+                return
+            array = unpack(state.layout, kids, worker.session.made.cycle.blocks)[key]
+            found[key] = array.reshape(-1)
+            self.feed(route, worker, s.Forget(number, kids))
+            if self.rng.random() < 0.2:
+                yield self.rng.random() * 0.1
+        held = worker.session.made.cycle.blocks
+        assert not held, f"values were not forgotten: {held.keys()}; {self.story()}"
+        if back:
+            assert worker.base is not None
+            for key, value in worker.base[1].items():
+                assert np.array_equal(value, found[key]), f"{key} has changed; {self.story()}"
+        else:
+            worker.base = (state.version, found)
+            self._check_base(*worker.base)
 
     def _change_rate(self) -> Program:
         """Change the learning rate, now and then."""

@@ -146,6 +146,11 @@ class Window(Generic[Item]):
                 self.pace.gone((self._token, name))
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of all items that are queued or unacknowledged."""
+        return sum(entry[3] for entry in self._queue) + self.in_flight
+
+    @property
     def queued(self) -> int:
         """How many items wait for credit."""
         return len(self._queue)

@@ -138,8 +138,9 @@ class Group(Book):
         arrival.misled = said.declared not in (None, said.weight)
         if arrival.misled and self.ahead.members.get(number) == said.grant:
             self.ahead.drop(self, out)
+        unpinned = self.holdings.finished(said.contribution.incarnation, said.grant)
         self._check(arrival, out)
-        if self.holdings.finished(said.contribution.incarnation, said.grant):
+        if unpinned:
             self.release_starts(out)
 
     def held(

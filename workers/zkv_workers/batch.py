@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -109,15 +109,50 @@ class AnyBatch(ABC):
         self._touched = True
         self._open.read_into(key, out)
 
+    def fetch(self, outs: Mapping[Key, Any]) -> None:
+        """Write the values of several keys into arrays of yours, as `read_into` does each.
+
+        Of a batch on demand they are forgotten here with that: fetched again, they are sent again.
+
+        Raises:
+            Cancelled: the batch no longer counts; the `with` block swallows it.
+            UnknownKey, KeyMismatch: no key of the model, or not an array for it.
+        """
+        self._need(tuple(outs))
+        self._touched = True
+        try:
+            for key, out in outs.items():
+                self._open.read_into(key, out)
+        finally:
+            self.forget(outs)
+
+    def want(self, keys: Iterable[Key]) -> None:
+        """Say which keys are needed soon; of a batch on demand they are asked for now."""
+        if self._open.on_demand:
+            self._feed(s.Want(self.number, self._open.kids_of(keys)))
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Say which keys are not needed at present; a batch on demand keeps no values of them."""
+        if self._open.on_demand:
+            self._feed(s.Forget(self.number, self._open.kids_of(keys)))
+
     def _need(self, keys: Sequence[Key] | None) -> None:
         """Wait until the values of these keys (None: of all) are here, or the batch is
         cancelled; one of which nothing was seen yet begins again instead."""
+        if self._open.on_demand:
+            # Whether they are here is not looked at: the session may be about to forget them.
+            if not self._open.cancelled:
+                self._wait(keys, self._open.kids_of(keys))
+            return
         while kids := self._lacking(keys):
-            waiting = Clock(self._ledger, "wait_s", VALUES, keys=named(keys))
-            try:
-                self._wait_for(kids)
-            finally:
-                self._waited_s += waiting.stop()
+            self._wait(keys, kids)
+
+    def _wait(self, keys: Sequence[Key] | None, kids: tuple[int, ...]) -> None:
+        waiting = Clock(self._ledger, "wait_s", VALUES, keys=named(keys))
+        try:
+            self._wait_for(kids)
+        finally:
+            self._waited_s += waiting.stop()
 
     def _lacking(self, keys: Sequence[Key] | None) -> tuple[int, ...]:
         """Return what has to be waited for if these keys (None: all) are wanted."""

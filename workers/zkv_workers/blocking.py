@@ -49,6 +49,8 @@ class Worker:
         self._running = Running()
         self._pid = os.getpid()
         self._left = False
+        self.on_demand = False
+        """Whether values of batches are sent only as they are needed (see `attach`)."""
         self._loop = loop_factory()()
         self._thread = Thread(target=self._loop.run_forever, name="zkv-worker", daemon=True)
         self._thread.start()
@@ -202,7 +204,7 @@ class Worker:
 
     def _next_grant(self) -> s.Grant | None:
         with faces.awaiting_grant(self._ledger, self._driver.session):
-            grant: s.Grant | None = self._call(s.Begin)
+            grant: s.Grant | None = self._call(lambda token: s.Begin(token, self.on_demand))
         return grant
 
     def local(self, h: int) -> Local:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zkv import control as c
+from zkv.errors import Refused
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import MODEL, ContributionId
@@ -73,12 +74,21 @@ class Contributions:
 
     # --- batches -----------------------------------------------------------------------------
 
-    def begin(self, token: int) -> None:
-        """A call wants the next batch."""
-        self.cycle.token = token
+    def begin(self, token: int, on_demand: bool) -> None:
+        """A call wants the next batch.
+
+        Raises:
+            Refused: the batches before were on demand, and this one is not, or the reverse.
+        """
+        if self.cycle.asked and on_demand != self.cycle.on_demand:
+            raise Refused(
+                "the batches of one worker are all just in time, or none of them is: connect "
+                "another worker for the others"
+            )
+        self.cycle.token, self.cycle.on_demand = token, on_demand
         if not self.cycle.asked:
             self.cycle.asked = True
-            self._tell(c.Begin())
+            self._tell(c.Begin(on_demand))
         self.answer_begin()
 
     def answer_begin(self) -> None:

@@ -19,6 +19,8 @@ class Cycle:
     """The call that waits for the next batch; 0: none."""
     asked: bool = False
     """Whether the broker knows that this worker wants batches."""
+    on_demand: bool = False
+    """Whether it wants them on demand."""
     batch: int = 0
     """How many batches were begun."""
     current: tuple[int, int] | None = None
@@ -80,6 +82,7 @@ class Cycle:
             codec_down=granted.codec_down,
             chosen=granted.chosen,
             ahead=granted.ahead,
+            on_demand=granted.on_demand,
         )
 
     def sent(self, nbytes: int, weight: float | None) -> None:

@@ -17,9 +17,11 @@ from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import MODEL, PULLS
 from zkv_workers import signals as s
+from zkv_workers.assembly import Assembly
 from zkv_workers.contributions import Contributions
+from zkv_workers.on_demand import Demand
 from zkv_workers.pulls import Pulls
-from zkv_workers.transfers import Assembly, Downloads
+from zkv_workers.transfers import Downloads
 
 
 @dataclass(slots=True)
@@ -40,7 +42,6 @@ class Incoming:
         link: Link,
         made: Contributions,
         pulls: Pulls,
-        *,
         ask_s: float,
         answer: Callable[[int, object], None],
     ) -> None:
@@ -51,6 +52,9 @@ class Incoming:
         self._pulls = pulls
         self._answer = answer
         self._waits: list[_Wait] = []
+        self._demands: dict[int, Demand] = {}
+        """By grant, those on demand."""
+        self._asks: list[s.SendData] = []
 
     def granted(self, message: c.Granted, now: float) -> None:
         """The broker grants a batch, a pull or a plain push; what follows comes from servers."""
@@ -62,13 +66,15 @@ class Incoming:
         elif message.group == MODEL:
             assembly = self.downloads.held(message.version)
             if message.bytes_follow:
-                blocks = self._layout.blocks_in(MODEL)
+                blocks = [] if message.on_demand else self._layout.blocks_in(MODEL)
                 assembly = self.downloads.expect(message, blocks, now)
             if assembly is None:
                 raise ProtocolError(
                     f"the broker grants version {message.version} as one that this worker holds, "
                     "which it does not"
                 )
+            if message.on_demand:
+                self._demands[message.grant] = Demand(assembly, self._layout)
             made.cycle.granted(message, assembly.blocks)
             if message.bytes_follow:
                 self._arrived(assembly)
@@ -89,18 +95,53 @@ class Incoming:
         Who waits for values of that batch looks at it again, and sees that it is cancelled.
         """
         self.downloads.drop(group, grant)
+        if group == MODEL:
+            self._demands.pop(grant, None)
         for wait in [wait for wait in self._waits if wait.batch == batch]:
             self._waits.remove(wait)
             self._answer(wait.token, None)
 
+    def receipts(self) -> list[s.SendData | s.Narrate]:
+        """Return what to tell servers: what has come since, and what is wanted now."""
+        asks, self._asks = self._asks, []
+        return [*self.downloads.receipts(), *asks]
+
+    # --- on demand ---------------------------------------------------------------------------
+
+    def _demand(self, batch: int) -> Demand | None:
+        grant = self._made.cycle.grant_of(batch)
+        return None if grant is None else self._demands.get(grant)
+
+    def note(self, event: s.Want | s.Await | s.Forget, now: float) -> None:
+        """Values of the current batch are needed, or not any more: ask for them, or forget them,
+        if they come on demand."""
+        demand = self._demand(event.batch)
+        if demand is not None and isinstance(event, s.Forget):
+            demand.forget(event.kids)
+        elif demand is not None:
+            bids = demand.want(event.kids, now)
+            self._asks += self.downloads.asked(demand.assembly, self._made.incarnation, bids)
+
+    def left(self, batch: int, *, finished: bool) -> None:
+        """The current batch will need no values any more; `finished`: nor will its grant."""
+        demand = self._demand(batch)
+        if demand is None:
+            return
+        demand.clear()
+        if finished:
+            grant = demand.assembly.granted.grant
+            del self._demands[grant]
+            self.downloads.drop(MODEL, grant)
+
     # --- waiting -----------------------------------------------------------------------------
 
-    def wait(self, event: s.Await) -> None:
+    def wait(self, event: s.Await, now: float) -> None:
         """Answer when the blocks of these keys are here, or their batch does not count."""
         cycle = self._made.cycle
         if cycle.grant_of(event.batch) is None:
             self._answer(event.token, None)
             return
+        self.note(event, now)
         blocks = self._layout.blocks_for(event.kids)
         missing = {block.bid for block in blocks} - cycle.blocks.keys()
         self._waits.append(_Wait(event.token, event.batch, missing))

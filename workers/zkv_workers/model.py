@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
@@ -128,6 +128,7 @@ class BatchState:
         self.loss: float | None = None
         self.cancelled = False
         self.ahead = grant.ahead
+        self.on_demand = grant.on_demand
         self.began = time.monotonic()
         self.layout = layout
         self._kids = kids
@@ -151,6 +152,14 @@ class BatchState:
             kids = tuple(kid for kid in map(self._kid, keys) if kid not in self._arrays)
             blocks = self.layout.blocks_for(kids)
         return kids if any(block.bid not in self._blocks for block in blocks) else ()
+
+    def kids_of(self, keys: Iterable[Key] | None) -> tuple[int, ...]:
+        """Return the numbers of these keys (None: of all).
+
+        Raises:
+            UnknownKey: no key of the model.
+        """
+        return tuple(self._kids) if keys is None else tuple(map(self._kid, keys))
 
     def _kid(self, key: Key) -> int:
         kid = self.layout.kid(key)

@@ -18,6 +18,7 @@ from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import SEEDS, open_envelope
 from zkv_workers import signals as s
+from zkv_workers.aside import Aside
 from zkv_workers.behind import Behind
 from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
@@ -49,13 +50,9 @@ class Session:
             self.layout, self._link, self.uploads, self._answer, self._told.tell
         )
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
+        self.aside = Aside(self.layout, self.uploads, self.requests, self._answer)
         self.incoming = Incoming(
-            self.layout,
-            self._link,
-            self.made,
-            self.pulls,
-            ask_s=config.resend_s,
-            answer=self._answer,
+            self.layout, self._link, self.made, self.pulls, config.resend_s, self._answer
         )
         self.round_trips = RoundTrips()
         """Between this worker and the broker."""
@@ -94,7 +91,8 @@ class Session:
 
     def turn_over(self, now: float) -> list[s.Output]:
         """Return what all inputs of a turn of the loop led to; receipts go out once for all."""
-        self._out += self.downloads.receipts()
+        self.aside.look()
+        self._out += self.incoming.receipts()
         self._out += [s.SendControl(encode_packet(packet)) for packet in self._link.outgoing(now)]
         self._out += self.uploads.ready(now)
         out, self._out = self._out, []
@@ -120,13 +118,20 @@ class Session:
                 self.made.send_block(event)
             case s.Finish(token=token, batch=batch):
                 self.requests.open(token, f"the fate of batch {batch}", self.now, None)
+                self.incoming.left(batch, finished=True)
                 self.made.finish(event)
             case s.Withdraw(batch):
+                self.incoming.left(batch, finished=False)
                 self.made.withdraw(batch)
             case s.Report(accounts, spent):
                 self._link.send(c.Accounts(accounts, spent))
+            case s.Want() | s.Forget():
+                self.incoming.note(event, self.now)
+            case s.Seed() | s.EndSeeds() | s.Room():
+                self.aside.take(event, self.now)
             case s.GiveUp(token):
                 self.requests.close(token)
+                self.aside.give_up(token)
                 self.pulls.drop(token)
                 self.incoming.give_up(token)
                 self.made.cycle.give_up(token)
@@ -146,13 +151,13 @@ class Session:
             case s.UsePool(token=token):
                 self.requests.open(token, "the broker's word on the data", self.now)
                 self._told.use_pool(event)
-            case s.Begin(token):
+            case s.Begin(token, on_demand):
                 self.requests.open(token, "the next batch", self.now)
-                self.made.begin(token)
+                self.made.begin(token, on_demand)
                 self._begun()
             case s.Await(token=token, batch=batch):
                 self.requests.open(token, f"the values of batch {batch}", self.now)
-                self.incoming.wait(event)
+                self.incoming.wait(event, self.now)
             case s.PushPlain(token=token, key=key):
                 self.requests.open(token, f"the push of {key!r}", self.now)
                 self.made.push_plain(event)
@@ -230,7 +235,7 @@ class Session:
             self.fail(errors.BrokerLost(f"{broker} {text}"))
             return
         self._out.append(s.Narrate("warning", f"{broker} is a new one; joining again"))
-        for token in self.made.restart():
+        for token in [*self.made.restart(), *self.aside.restart()]:
             self._refused(token, errors.BrokerLost(f"{broker} is a new one; push again"))
         self.downloads.clear()
         self.layout.clear()
@@ -246,7 +251,7 @@ class Session:
         self._told.inside = True
         self._told.again()
         if self.made.cycle.asked:
-            self._link.send(c.Begin())
+            self._link.send(c.Begin(self.made.cycle.on_demand))
         self.pulls.restart()
         for token in self.requests.named("barrier"):
             self._link.send(c.Barrier(token, self._barrier))
@@ -273,7 +278,8 @@ class Session:
                 self.requests.reason = reason
             case c.Layout():
                 self._laid_out(message)
-            case c.Ready():
+            case c.Ready(init):
+                self.aside.ready(init)
                 self._send_pulls()
             case c.Regrouped(kid=kid, group=group, bid=bid, index=index):
                 self.layout.regroup(kid, group, bid)
@@ -281,7 +287,8 @@ class Session:
                 self.made.plain.regrouped(kid, group)
                 self.made.next_plain(group)
             case c.Granted():
-                self._granted(message)
+                self.incoming.granted(message, self.now)
+                self._begun()
             case c.Exhausted():
                 self.made.exhausted()
             case c.Cancel(group=group, grant=grant):
@@ -330,11 +337,9 @@ class Session:
         self.layout.add(message.keys, message.blocks)
         self.requests.initialised = True
         self.made.index = max(self.made.index, message.index)
-        if not message.seed or self.member is None:
-            return
-        keys = {entry.spec.key for entry in message.keys}
-        values = self._told.wanted(keys).values
-        self.uploads.seed(self.made.name(SEEDS, message.init), message, values)
+        if message.seed and self.member is not None:
+            offer = self._told.wanted({entry.spec.key for entry in message.keys})
+            self.aside.seed(offer, self.made.name(SEEDS, message.init), message)
 
     def _refused(self, token: int, error: ZkvError) -> None:
         if token == 0:
@@ -352,10 +357,6 @@ class Session:
         """Take what waited for the answer to this call."""
         for event in self._behind.answered(token):
             self.take(event, self.now)
-
-    def _granted(self, message: c.Granted) -> None:
-        self.incoming.granted(message, self.now)
-        self._begun()
 
     # --- servers -----------------------------------------------------------------------------
 

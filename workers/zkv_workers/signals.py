@@ -17,7 +17,7 @@ from zkv.dtypes import Array
 from zkv.layout import Layout
 from zkv.pool import Shard
 from zkv.time_split import Spent
-from zkv.wire import KeySpec
+from zkv.wire import ContributionId, KeySpec
 from zkv_workers.encoding import Sealed
 
 Key = str | int
@@ -42,6 +42,25 @@ class Initialise:
     values: Mapping[Key, Array]
     """Flat arrays of the stored dtype, by key; ties are not in it."""
     plain: bool
+    in_parts: bool = False
+    """There are no values yet: if they are asked of this worker, the answer is a `Seeding`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """One block of the values that a `Seeding` asks for: flat, of the stored dtype."""
+
+    seeding: Seeding
+    bid: int
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class EndSeeds:
+    """All blocks of a `Seeding` are given; answered when every server holds all of them."""
+
+    token: int
+    seeding: Seeding
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,8 @@ class Begin:
     """
 
     token: int
+    on_demand: bool = False
+    """Whether servers shall only send values that are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +90,30 @@ class Await:
     token: int
     batch: int
     kids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Of a batch on demand, these keys' values are needed soon: ask for them."""
+
+    batch: int
+    kids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Of a batch on demand, these keys' values are not needed any more; they may be again."""
+
+    batch: int
+    kids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Wait until at most so many bytes of what was pushed are still to arrive at servers."""
+
+    token: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +225,14 @@ class Tick:
 Input = (
     Join
     | Initialise
+    | Seed
+    | EndSeeds
     | UsePool
     | Begin
     | Await
+    | Want
+    | Forget
+    | Room
     | SendBlock
     | Finish
     | Report
@@ -197,6 +247,17 @@ Input = (
     | FromServer
     | Tick
 )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seeding:
+    """The answer to `Initialise` in parts, if this worker is to give the values: a `Seed` for each
+    of these blocks, then `EndSeeds`."""
+
+    name: ContributionId
+    message: c.Layout
+    layout: Layout
+    """A copy that does not change."""
 
 
 # --- answers ---------------------------------------------------------------------------------
@@ -233,9 +294,11 @@ class Grant:
     codec_down: str = "none"
     """How the values of later grants will come."""
     chosen: str = ""
+    """The codec that stands for `bits:...` in that plan at present."""
     ahead: bool = False
     """Whether its version may never come to be; then the batch is cancelled."""
-    """The codec that stands for `bits:...` in that plan at present."""
+    on_demand: bool = False
+    """Whether `blocks` has only what is wanted at present."""
 
 
 @dataclass(frozen=True, slots=True)

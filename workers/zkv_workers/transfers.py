@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -20,6 +19,7 @@ from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
 from zkv_codecs.deltas import arrived
+from zkv_workers.assembly import Assembly
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
 from zkv_workers.packing import cut
@@ -33,28 +33,6 @@ LAST = 2**62
 
 OVER_MAX = 256
 """Grants of late that are complete or cancelled: a block of theirs that comes again is dropped."""
-
-
-@dataclass(slots=True)
-class Assembly:
-    """A grant whose blocks are coming in."""
-
-    granted: c.Granted
-    missing: set[int]
-    touched: float
-    since: float
-    """When it was granted."""
-    blocks: dict[int, Array] = field(default_factory=dict)
-    parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    useless: set[int] = field(default_factory=set)
-    """Blocks that came in a form that is of no use here: they are asked for as plain values."""
-    refused: set[int] = field(default_factory=set)
-    """Those that were not asked for since."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every block is here."""
-        return not self.missing
 
 
 class Uploads:
@@ -126,10 +104,15 @@ class Uploads:
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
     ) -> None:
         """Queue the initial values of an initialisation: they are pushed like a contribution."""
-        bids: dict[int, list[int]] = {}
         for bid, payload in cut(self._layout, message.blocks, values).items():
-            server = self.push(name, message.init, bid, Sealed(payload), message.index)
-            bids.setdefault(server, []).append(bid)
+            self.push(name, message.init, bid, Sealed(payload), message.index)
+        self.end_seeds(name, message)
+
+    def end_seeds(self, name: ContributionId, message: c.Layout) -> None:
+        """Queue the end of an initialisation."""
+        bids: dict[int, list[int]] = {}
+        for block in message.blocks:
+            bids.setdefault(block.server, []).append(block.bid)
         for server, sent in bids.items():
             self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
 
@@ -156,6 +139,11 @@ class Uploads:
         self._busy_since = now if self._is_busy else None
         if self._busy_since is None:
             self.idle_since = now
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what was pushed and is not known to have arrived."""
+        return sum(window.held_bytes for window in self._windows.values())
 
     @property
     def _is_busy(self) -> bool:
@@ -366,17 +354,25 @@ class Downloads:
     def overdue(self, incarnation: int, now: float) -> list[SendData]:
         """Return requests for blocks that have not come for too long, or not in a form of use."""
         asks = []
-        for (group, grant), assembly in self._open.items():
+        for assembly in self._open.values():
             wanted, assembly.refused = assembly.refused, set()
             if now - assembly.touched >= self._ask_s:
                 wanted, assembly.touched = assembly.missing, now
-            by_server: dict[int, list[int]] = {}
-            for bid in sorted(wanted & assembly.missing):
-                by_server.setdefault(self._layout.blocks[bid].server, []).append(bid)
-            for server, bids in by_server.items():
-                whole = tuple(bid for bid in bids if bid in assembly.useless)
-                ask = d.Ask(incarnation, group, grant, bids, whole)
-                asks.append(SendData(server, ask, None))
+            asks += self.asked(assembly, incarnation, sorted(wanted & assembly.missing))
+        return asks
+
+    def asked(self, assembly: Assembly, incarnation: int, bids: Iterable[int]) -> list[SendData]:
+        """Return requests for blocks of a grant, in this order, one for each server."""
+        granted = assembly.granted
+        by_server: dict[int, list[int]] = {}
+        for bid in bids:
+            by_server.setdefault(self._layout.blocks[bid].server, []).append(bid)
+        index = granted.index if granted.on_demand else 0
+        asks = []
+        for server, some in by_server.items():
+            whole = tuple(bid for bid in some if bid in assembly.useless)
+            ask = d.Ask(incarnation, granted.group, granted.grant, some, whole, index)
+            asks.append(SendData(server, ask, None))
         return asks
 
     def clear(self) -> None:
