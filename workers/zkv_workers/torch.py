@@ -15,13 +15,16 @@ the end of a batch; keep no graph of an earlier one.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Worker
 from zkv_workers.model import check_weight
+from zkv_workers.torch_block import Block as Block
 from zkv_workers.torch_buffers import Buffers
-from zkv_workers.torch_optimizer import Block as Block
+from zkv_workers.torch_deferred import Deferred
+from zkv_workers.torch_on_demand import JustInTime as JustInTime
 from zkv_workers.torch_optimizer import Optimizer as Optimizer
 from zkv_workers.torch_survey import Survey, survey
 
@@ -61,6 +64,15 @@ class AttachOptions(TypedDict, total=False):
     """A `torch.amp.GradScaler`: gradients are unscaled before they are sent, and a batch in which
     one is not finite is withdrawn. Call `scaler.step(optimizer)` and `scaler.update()` as ever, or
     `optimizer.step()`, which does both."""
+    just_in_time: bool
+    """Hold no more of the model than is in use: each layer's values come before its forward and
+    again before its backward pass, and their memory is given back after each. The model may be on
+    the meta device."""
+    ahead: int
+    """With `just_in_time`: how many layers are fetched ahead of the one in use; default 1."""
+    init: Callable[[Any], None] | None
+    """With `just_in_time`: ``init(module)`` makes the first values of the parameters and buffers
+    that a module on the meta device has itself; default: ``module.reset_parameters()``."""
 
 
 DEFAULTS: AttachOptions = {
@@ -71,6 +83,9 @@ DEFAULTS: AttachOptions = {
     "overlap": True,
     "early": True,
     "scaler": None,
+    "just_in_time": False,
+    "ahead": 1,
+    "init": None,
 }
 
 
@@ -96,15 +111,28 @@ def attach(model: Any, worker: Worker, **options: Unpack[AttachOptions]) -> Opti
         KeyMismatch: other workers have another model; the key and both specs are named.
     """
     given = _checked(options)
+    deferred = Deferred(model, given["init"]) if given["just_in_time"] else None
     found = survey(model)
     if not isinstance(worker, Worker):
         raise TypeError(f"attach takes a worker of zkv.connect, not {type(worker).__name__}")
     parts = _parts(model, worker)
     kept = Buffers(worker, found.buffers, given["buffers"], given["buffers_every"])
-    worker.init({key: one.detach() for key, one in found.trained.items()})
+    if deferred is None:
+        worker.init({key: one.detach() for key, one in found.trained.items()})
+    else:
+        deferred.give(found, worker)
     if given["frozen"] == "first":
         _init_frozen(found, worker)
     kept.init()
+    made = _optimizer(found, worker, kept, given)
+    for one in parts:
+        _attached[one] = weakref.ref(made)
+    return made
+
+
+def _optimizer(found: Survey, worker: Worker, kept: Buffers, given: AttachOptions) -> Optimizer:
+    if given["just_in_time"]:
+        return JustInTime(found, worker, kept, weight=given["weight"], ahead=given["ahead"])
     made = Optimizer(
         found,
         worker,
@@ -115,8 +143,6 @@ def attach(model: Any, worker: Worker, **options: Unpack[AttachOptions]) -> Opti
         scaler=given["scaler"],
     )
     made.pull()
-    for one in parts:
-        _attached[one] = weakref.ref(made)
     return made
 
 
@@ -128,7 +154,26 @@ def _checked(options: AttachOptions) -> AttachOptions:
     check_weight(given["weight"])
     if given["frozen"] not in ("first", "local"):
         raise ValueError(f"frozen={given['frozen']!r} is neither 'first' nor 'local'")
+    if given["just_in_time"]:
+        _check_just_in_time(given)
+    elif alone := sorted({"ahead", "init"} & options.keys()):
+        raise ValueError(f"attach({alone[0]}=...) says something only with just_in_time=True")
     return given
+
+
+def _check_just_in_time(given: AttachOptions) -> None:
+    if given["scaler"] is not None:
+        raise ValueError(
+            "a scaler looks at all gradients at the end of a batch, and just_in_time keeps none: "
+            "train in bfloat16, which needs no scaler, or attach without just_in_time"
+        )
+    for option in ("overlap", "early"):
+        if not given[option]:
+            raise ValueError(
+                f"{option}=False keeps the whole model or all gradients here, just_in_time neither"
+            )
+    if given["ahead"] < 0:
+        raise ValueError(f"ahead={given['ahead']!r}: it counts layers, so it is at least 0")
 
 
 def _parts(model: Any, worker: Worker) -> list[Any]:

@@ -46,15 +46,17 @@ def guardable(parameter: Any) -> bool:
     return type(parameter) is nn.Parameter
 
 
-def guard(parameter: Any, wait: Callable[[], None]) -> None:
+def guard(
+    parameter: Any, wait: Callable[[], None], kind: type[AwaitedParameter] = AwaitedParameter
+) -> None:
     """Let the first use of a parameter call `wait`, which has to call `release`."""
     parameter.__dict__[_WAIT] = wait
-    parameter.__class__ = AwaitedParameter
+    parameter.__class__ = kind
 
 
 def release(parameter: Any) -> None:
     """Make it an ordinary parameter again; it may be one already."""
-    if type(parameter) is AwaitedParameter:
+    if isinstance(parameter, AwaitedParameter):
         parameter.__class__ = nn.Parameter
         parameter.__dict__.pop(_WAIT, None)
 
@@ -68,7 +70,7 @@ def _arrive(parameter: Any) -> None:
 
 def _found(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
-        if type(value) is AwaitedParameter:
+        if isinstance(value, AwaitedParameter):
             yield value
         elif isinstance(value, dict):
             yield from _found(value.values())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,47 +18,12 @@ from zkv.optimizer_spec import optimizer as optimizer_spec
 from zkv.pool import Shard
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Batch, Worker
+from zkv_workers.torch_block import Block
 from zkv_workers.torch_buffers import Buffers
 from zkv_workers.torch_hooks import Hooks
 from zkv_workers.torch_passes import Passes
 from zkv_workers.torch_step import Step
 from zkv_workers.torch_survey import Survey
-
-
-class Block:
-    """One batch as a context manager (made by `Optimizer.batch` and `Optimizer.batches`).
-
-    Entering waits until the policy lets it begin and returns the worker's `Batch`; leaving finishes
-    it. In a cancelled batch the next hook raises `Cancelled`, which the block swallows; any other
-    exception withdraws it, and goes on.
-    """
-
-    def __init__(self, optimizer: Optimizer, batch: Batch) -> None:
-        self._optimizer, self._batch = optimizer, batch
-        self._step: Step | None = None
-
-    def __enter__(self) -> Batch:
-        self._step = self._optimizer._begin(self._batch, explicit=True)
-        return self._batch
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        step = self._step
-        if step is None or self._optimizer._step is not step:
-            return False  # It was finished inside, by step().
-        if error is None:
-            try:
-                self._optimizer.step()
-                return False
-            except Cancelled as late:
-                error = late
-        step.vain = step.vain or isinstance(error, Cancelled)
-        self._optimizer._close()
-        return isinstance(error, Cancelled)
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -260,7 +224,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         factor = 1.0 / self._scaler.get_scale() if self._scales else None
         batch.__enter__()
         self._passes.begun()
-        step = Step(batch, self._survey.trained, factor)
+        step = self._step_of(batch, factor)
         self._step, self.last = step, batch
         self._ran.clear()
         try:
@@ -272,6 +236,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         # From here on there is a block that `Cancelled` may leave.
         step.explicit = explicit
         return step
+
+    def _step_of(self, batch: Batch, factor: float | None) -> Step:
+        return Step(batch, self._survey.trained, factor)
 
     def _forward(self, module: Any, place: int) -> None:
         """A module's forward begins."""

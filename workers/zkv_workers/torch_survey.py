@@ -100,7 +100,7 @@ def _check(parameters: dict[str, Any]) -> None:
                 f"key {key!r} has no values yet (it is lazy, or on the meta device): run the model "
                 "once, or give it values, before attach"
             )
-        if parameter.numel():
+        if parameter.data_ptr():  # Without memory it shares none.
             other = places.setdefault(parameter.data_ptr(), key)
             if other != key:
                 raise ValueError(
