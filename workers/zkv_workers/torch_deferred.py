@@ -20,7 +20,7 @@ from zkv_workers import seeding
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Worker
 from zkv_workers.torch_awaited import guardable, release
-from zkv_workers.torch_memory import raw_view
+from zkv_workers.torch_memory import raw_view, return_memory
 from zkv_workers.torch_released import ReleasedParameter
 from zkv_workers.torch_survey import Survey
 
@@ -38,6 +38,7 @@ class Deferred:
 
     def __init__(self, model: Any, init: Callable[[Any], None] | None) -> None:
         _check(model)
+        return_memory()
         self._init = _reset if init is None else init
         self._blank: set[str] = set()
         """Keys without values: their modules make them."""

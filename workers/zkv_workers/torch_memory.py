@@ -6,6 +6,7 @@ parameter stays the same object all the time. Knows no batches and no modules.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,21 @@ class _Place:
     storage: Any
     nbytes: int
     holders: set[Hashable] = field(default_factory=set)
+
+
+_MMAP_THRESHOLD = -3
+"""The parameter of mallopt(3)."""
+_LARGE_BYTES = 128 * 1024
+
+
+def return_memory() -> None:
+    """Have large blocks that are freed go back to the system at once, where the C library is glibc.
+
+    Else it raises its limit for that with the first one, and blocks that come and go leave holes in
+    its own heap, which no next one quite fits into.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def raw_view(tensor: Any) -> Array:
