@@ -1,6 +1,6 @@
 """A worker process whose memory is limited, for tests: `python limited_worker.py BROKER LIMIT`.
 
-LIMIT is in bytes, on top of what the process has when everything is imported and connected; 0: none,
+LIMIT is in bytes, on top of what the process has when all is imported and connected; 0: none,
 and the model is attached in the ordinary way. Prints the losses as JSON.
 
 The limit is RLIMIT_DATA, which Linux checks for private memory of all kinds (since 4.7) and which
@@ -22,9 +22,9 @@ from torch import nn
 import zkv
 from zkv.torch import attach
 
-LAYERS, WIDTH = 64, 512
+LAYERS, WIDTH = 48, 512
 MODEL_BYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
-BATCHES = 3
+BATCHES = 2
 
 
 class Deep(nn.Module):  # type: ignore[misc]

@@ -228,12 +228,12 @@ class Grants:
             if bid in pieces:
                 pieces[bid].make_whole()
         asked = self._asked.get((who, group, grant))
-        self._serial += asked is not None
         for bid in message.bids:
             if bid not in pieces:
                 continue
             if asked is not None and bid not in asked:
                 asked.add(bid)
+                self._serial += 1
                 # What was asked for first is needed first, whatever its place in the model.
                 self._offer(pieces[bid], self._serial)
             elif window is not None and window.is_sent((group, grant, bid)):

@@ -24,15 +24,17 @@ class Demand:
     """Keys that are wanted, by block: a block of several stays until none of them is."""
 
     def want(self, kids: Iterable[int], now: float) -> list[int]:
-        """Have use for these keys; return the blocks that have to be asked for."""
-        wanted, fresh = set(kids), []
-        for block in self.layout.blocks_for(wanted):
-            self._wanted.setdefault(block.bid, set()).update(wanted & set(block.kids))
-            if block.bid not in self.assembly.blocks and block.bid not in self.assembly.missing:
-                fresh.append(block.bid)
-        if fresh and not self.assembly.missing:
+        """Have use for these keys, the first of them first; return the blocks that have to be
+        asked for."""
+        fresh: list[int] = []
+        if not self.assembly.missing:
             self.assembly.touched = now
-        self.assembly.missing.update(fresh)
+        for kid in kids:
+            for block in self.layout.blocks_for([kid]):
+                self._wanted.setdefault(block.bid, set()).add(kid)
+                if block.bid not in self.assembly.blocks and block.bid not in self.assembly.missing:
+                    fresh.append(block.bid)
+                    self.assembly.missing.add(block.bid)
         return fresh
 
     def forget(self, kids: Iterable[int]) -> None:

@@ -67,6 +67,8 @@ class JustInTime(Optimizer):
             4 * BLOCK_BYTES, *(self.memory.nbytes(one.keys) for one in model.owners)
         )
         """So much of the gradients may be on its way while the backward pass goes on."""
+        self._every_bytes = BLOCK_BYTES
+        """After how much of them that is looked at."""
         self._pushed_bytes = 0
         places = {id(one.module): place for place, one in enumerate(model.owners)}
         modules = {id(one.module): one.module for one in model.owners}
@@ -157,6 +159,7 @@ class JustInTime(Optimizer):
     def _gradient(self, key: str) -> None:
         step, parameter = self._step, self._survey.trained[key]
         if step is not None and key in step.sent:
+            step.in_backward = True  # It will not come to its end.
             raise RuntimeError(
                 f"key {key!r}: a second gradient in one batch, after the first was sent; with "
                 "just_in_time a batch has one backward pass: add the losses up before it"
@@ -166,7 +169,7 @@ class JustInTime(Optimizer):
         parameter.grad = None
         self._layers.sent(key)
         self._pushed_bytes += nbytes
-        if self._pushed_bytes >= BLOCK_BYTES:
+        if self._pushed_bytes >= self._every_bytes:
             self._pushed_bytes = 0
             # Else all gradients would be here at once where they are made faster than they go.
             self._worker._call(lambda token: s.Room(token, self._room_bytes), behind=False)
