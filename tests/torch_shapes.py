@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_models import nn, torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch_models import nn, torch
 
 WORDS, WIDTH, LAYERS = 40, 16, 7
 

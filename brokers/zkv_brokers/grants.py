@@ -24,6 +24,8 @@ from zkv.wire import MODEL, BlockSpec
 from zkv_brokers.aggregates import spans
 from zkv_brokers.store import Pinned, Store
 
+FIRST = 2**60
+"""What is asked for has places from minus this on: before all blocks that are sent unasked."""
 RESEND_S = 4.0
 """Twice a worker's own pause, which asks for what it misses: this is for a lost `Got`."""
 
@@ -79,8 +81,8 @@ class Grants:
         """Grants of a version whose update has not come, the blocks of it that are to come, and
         which grant of all it is."""
         self.priority = priority
-        self._serial = 0
-        self._pace = Pace()
+        self._serial, self._newest, self._asks = 0, -1, 0
+        self.pace = Pace()
         self._windows: dict[int, Window[_Piece]] = {}
         self._asked: dict[tuple[int, int, int], set[int]] = {}
         """Grants on demand, and the blocks of them that are asked for and have not arrived."""
@@ -95,13 +97,12 @@ class Grants:
         """Pin the blocks of a grant as they are now and queue them for the worker, unless it will
         ask for them."""
         pieces: dict[int, _Piece] = {}
-        self._serial += 1
-        name = (entry.incarnation, entry.group, entry.grant)
+        name, serial = (entry.incarnation, entry.group, entry.grant), self._turn(entry)
         for block in blocks:
             piece = self._piece(entry, block)
             pieces[block.bid] = piece
             if not entry.on_demand:
-                self._offer(piece, self._serial)
+                self._offer(piece, serial)
         for before in self._open.pop(name, {}).values():
             # A worker that uses a token twice must not leave the first version pinned for ever.
             self._unpin(before)
@@ -122,8 +123,7 @@ class Grants:
                 f"has not reached its version {entry.version}"
             )
         name = (entry.incarnation, entry.group, entry.grant)
-        self._serial += 1
-        self._ahead[name] = (entry, {block.bid for block in blocks}, self._serial)
+        self._ahead[name] = (entry, {block.bid for block in blocks}, self._turn(entry))
 
     def fill(self, block: BlockSpec, version: int, pinned: Pinned) -> None:
         """Send a block of a version to those who were granted it before it was made."""
@@ -137,16 +137,26 @@ class Grants:
             self._open.setdefault(name, {})[block.bid] = piece
             self._offer(piece, serial)
 
-    def _offer(self, piece: _Piece, serial: int) -> None:
-        """Queue a block: behind those of older grants, and of its own in the order of keys, as a
-        forward pass needs them."""
+    def _turn(self, entry: c.Grant) -> int:
+        """Return the place of a grant in the order of sending: grants of one version of the model
+        have the same, so that none of their workers gets its last layers before another gets its
+        first ones."""
+        if entry.group != MODEL or entry.version != self._newest:
+            self._serial += 1
+        if entry.group == MODEL:
+            self._newest = entry.version
+        return self._serial
+
+    def _offer(self, piece: _Piece, serial: int, place: int | None = None) -> None:
+        """Queue a block: behind those of older grants, and of its own at its place; None: in the
+        order of keys, as a forward pass needs them."""
         message = piece.message
         window = self._windows.get(message.incarnation)
         if window is None:
-            window = Window(self.window_bytes, resend_s=self._resend_s, pace=self._pace)
+            window = Window(self.window_bytes, resend_s=self._resend_s, pace=self.pace)
             self._windows[message.incarnation] = window
         name = (message.group, message.grant, message.bid)
-        order = (serial, message.bid) if self.priority else ()
+        order = (serial, message.bid if place is None else place) if self.priority else ()
         window.offer(name, piece.payload.nbytes, piece, order)
 
     def _piece(self, entry: c.Grant, block: BlockSpec, pinned: Pinned | None = None) -> _Piece:
@@ -233,9 +243,10 @@ class Grants:
                 continue
             if asked is not None and bid not in asked:
                 asked.add(bid)
-                self._serial += 1
-                # What was asked for first is needed first, whatever its place in the model.
-                self._offer(pieces[bid], self._serial)
+                # Somebody waits for it now: before blocks that are sent unasked, and what was
+                # asked for first goes first, whatever its place in the model.
+                self._asks += 1
+                self._offer(pieces[bid], self._serial, self._asks - FIRST)
             elif window is not None and window.is_sent((group, grant, bid)):
                 self._again.append((who, pieces[bid]))
 
