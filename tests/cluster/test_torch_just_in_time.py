@@ -22,6 +22,7 @@ from worker_threads import on_threads, trained
 from zkv.errors import KeyMismatch
 from zkv.placement import BUCKET_BYTES
 from zkv.torch import attach
+from zkv_workers import torch_layers
 
 pytestmark = pytest.mark.torch
 
@@ -591,6 +592,16 @@ def test_if_the_first_worker_cannot_make_all_values_the_next_one_makes_them() ->
         assert worker.pull("1.weight").tolist() == [[2.0, 2.0]] * 3
 
     trained(first, second)
+
+
+def test_a_pytorch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_layers, "top_hooks", None)
+
+    def run(worker: Any) -> None:
+        with pytest.raises(RuntimeError, match="just_in_time needs PyTorch"):
+            attach(line(), worker, **JIT)
+
+    one_worker(run)
 
 
 def test_a_model_that_differs_is_refused_by_key() -> None:

@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from zkv.dtypes import DTYPES
 from zkv.wire import KeySpec
 from zkv_workers import seeding
+from zkv_workers import torch_layers
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Worker
 from zkv_workers.torch_awaited import guardable, release
@@ -31,6 +32,7 @@ class Deferred:
     Parameters and buffers on the meta device are replaced by ones on the CPU.
 
     Raises:
+        RuntimeError: PyTorch is too old.
         TypeError: no nn.Module, or one that hooks do not reach into (compiled, scripted, DDP).
         ValueError: a parameter that cannot be given its memory back, or a module that cannot make
             its values; it is named.
@@ -142,6 +144,11 @@ def _reset(module: Any) -> None:
 
 
 def _check(model: Any) -> None:
+    if torch_layers.top_hooks is None:
+        raise RuntimeError(
+            f"just_in_time needs PyTorch 2.8 or later, whose hooks on saved tensors can be asked "
+            f"for; this is {torch.__version__}"
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     for name, module in model.named_modules():

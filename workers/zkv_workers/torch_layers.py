@@ -19,6 +19,9 @@ import torch
 from zkv_workers.torch_memory import Fill, Memory
 from zkv_workers.torch_survey import Owner
 
+top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+"""Tells which hooks on saved tensors are in force; None: this PyTorch is too old to tell."""
+
 BACK = "backward"
 """Why a key is held that a backward pass has asked for: until its gradient is through."""
 USED = "used"
@@ -139,7 +142,8 @@ class Layers:
     # --- what autograd saves -----------------------------------------------------------------
 
     def _packing(self, place: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-        outside = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        assert top_hooks is not None
+        outside = top_hooks(True)
         saved = self._saved.get(place, set())
 
         def pack(tensor: Any) -> Any:
