@@ -16,8 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from zkv.dtypes import DTYPES
 from zkv.wire import KeySpec
-from zkv_workers import seeding
-from zkv_workers import torch_layers
+from zkv_workers import seeding, torch_layers
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Worker
 from zkv_workers.torch_awaited import guardable, release
