@@ -204,7 +204,7 @@ passed_on = st.one_of(
 turns = st.one_of(
     st.tuples(st.sampled_from(STRANGERS), near),
     st.tuples(st.just(SERVER), passed_on),
-    st.just((0, c.Begin())),
+    st.tuples(st.just(0), st.builds(c.Begin, st.booleans())),
 )
 
 

@@ -34,6 +34,7 @@ near = st.one_of(
     st.builds(d.Done, names, small, st.floats(0, 9), bids, bids, st.integers(0, 12)),
     st.builds(d.Got, st.sampled_from([0, 1, 2, 9]), groups, small, bids),
     st.builds(d.Ask, st.sampled_from([0, 1, 2, 9]), groups, small, bids),
+    st.builds(d.Ask, st.just(2), st.just(MODEL), small, bids, index=st.integers(0, 12)),
     data_messages.filter(lambda message: HONEST not in _incarnations(message)),
 )
 payloads = st.integers(0, 64).map(lambda size: np.full(size, 0xFF, np.uint8))
@@ -59,6 +60,7 @@ def rig_of_two() -> Rig:
     rig.log(c.Regroup(4, 1, 50))
     rig.layout.regroup(4, 1, 50)
     rig.log(c.Grant(HONEST, MODEL, 1, 0, []), c.Grant(1, MODEL, 1, 0, []))
+    rig.log(c.Grant(2, MODEL, 1, 0, [], -1, True))
     return rig
 
 
