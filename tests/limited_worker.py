@@ -1,7 +1,7 @@
 """A worker process whose memory is limited, for tests: `python limited_worker.py BROKER LIMIT`.
 
-LIMIT is in bytes, on top of what the process has when all is imported and connected; 0: none,
-and the model is attached in the ordinary way. Prints the losses as JSON.
+LIMIT is in bytes, on top of what the process has when all is imported and connected. Prints the
+losses as JSON. `train` may be called without a limit, too.
 
 The limit is RLIMIT_DATA, which Linux checks for private memory of all kinds (since 4.7) and which
 needs no rights, as a cgroup would.
@@ -10,7 +10,6 @@ needs no rights, as a cgroup would.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,6 +59,9 @@ def warm_up(worker: Any) -> None:
 
 
 def limit(nbytes: int) -> None:
+    """Let this process have so much memory more, and no more."""
+    import resource
+
     most = data_bytes() + nbytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
@@ -69,7 +71,8 @@ def limit(nbytes: int) -> None:
     raise RuntimeError("memory is not limited")
 
 
-def train(worker: Any, limited: bool) -> list[float]:
+def train(worker: Any, *, limited: bool) -> list[float]:
+    """The losses; `limited`: the model is never here as a whole."""
     torch.manual_seed(0)
     if limited:
         with torch.device("meta"):
@@ -96,9 +99,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with zkv.connect(address, wait_timeout_s=60) as worker:
         warm_up(worker)
-        if nbytes:
-            limit(nbytes)
-        print(json.dumps(train(worker, bool(nbytes))))
+        limit(nbytes)
+        print(json.dumps(train(worker, limited=True)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from zkv_workers.incoming import Incoming
 from zkv_workers.on_demand import Demand
 from zkv_workers.transfers import Downloads
 
-SEEDS = 25
+SEEDS = 15
 MUTANT_SEEDS = 100
 
 
