@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torch_models import nn, torch
 
@@ -58,9 +59,9 @@ class Reentrant(Checkpointed):
 class Places(nn.Module):  # type: ignore[misc]
     """A module whose output is in its parameter's memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 9) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(9, WIDTH))
+        self.weight = nn.Parameter(torch.randn(count, WIDTH))
 
     def forward(self, count: int) -> Any:
         return self.weight[:count]
@@ -88,6 +89,23 @@ class Mixed(nn.Module):  # type: ignore[misc]
         return self.head(self.scale * hidden)
 
 
+class Odd(nn.Module):  # type: ignore[misc]
+    """A sparse gradient, other dtypes, a key without elements, and a weight that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH, sparse=True)
+        self.normed = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        self.wide = nn.Linear(WIDTH, WIDTH).double()
+        self.empty = Places(0)
+        self.head = nn.Linear(WIDTH, WORDS).bfloat16()
+
+    def forward(self, x: Any) -> Any:
+        hidden = torch.tanh(self.normed(self.embed(x)))
+        hidden = hidden + self.empty(0).sum()
+        return self.head(self.wide(hidden.double()).bfloat16()).float()
+
+
 def deep() -> Any:
     """Layers that are alike, of some blocks each."""
     parts: list[Any] = [nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 192)]
@@ -103,6 +121,7 @@ MODELS = {
     "checkpointed": Checkpointed,
     "reentrant": Reentrant,
     "mixed": Mixed,
+    "odd": Odd,
 }
 
 

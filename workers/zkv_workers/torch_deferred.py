@@ -83,7 +83,7 @@ class Deferred:
             made = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
             made.__dict__.update(parameter.__dict__)
             _replace(model, parameter, made)
-            made.untyped_storage().resize_(0)
+            _empty(made)
             return
         storage, nbytes = parameter.untyped_storage(), parameter.numel() * parameter.element_size()
         if not storage.resizable() or storage.nbytes() != nbytes or not parameter.is_contiguous():
@@ -102,7 +102,7 @@ class Deferred:
                 self._make(found, module)
                 for parameter in module.parameters(recurse=False):
                     if any(parameter is found.trained[key] for key in self._blank):
-                        parameter.untyped_storage().resize_(0)
+                        _empty(parameter)
             return
         keys_of = {id(one.module): one.keys for one in found.owners}
         for module in found.model.modules():
@@ -116,7 +116,7 @@ class Deferred:
                 near = given.device.type == "cpu" and given.numel()
                 seeds.give(key, raw_view(given) if near else tensors.copy_of(given))
             for key in keys:
-                found.trained[key].untyped_storage().resize_(0)
+                _empty(found.trained[key])
         seeds.end()
 
     def _make(self, found: Survey, module: Any) -> None:
@@ -158,6 +158,11 @@ def _check(model: Any) -> None:
                     f"{f'module {name!r}' if name else 'the model'} is a {kind}, whose parameters "
                     "are used where hooks do not reach: just_in_time takes a model without it"
                 )
+
+
+def _empty(parameter: Any) -> None:
+    if parameter.numel():
+        parameter.untyped_storage().resize_(0)
 
 
 def _is_meta(tensor: Any) -> bool:

@@ -157,18 +157,17 @@ class JustInTime(Optimizer):
             self._layers.over()
 
     def _gradient(self, key: str) -> None:
-        step, parameter = self._step, self._survey.trained[key]
+        step = self._step
         if step is not None and key in step.sent:
             step.in_backward = True  # It will not come to its end.
             raise RuntimeError(
                 f"key {key!r}: a second gradient in one batch, after the first was sent; with "
                 "just_in_time a batch has one backward pass: add the losses up before it"
             )
-        nbytes = parameter.grad.nbytes
         super()._gradient(key)
-        parameter.grad = None
+        self._survey.trained[key].grad = None
         self._layers.sent(key)
-        self._pushed_bytes += nbytes
+        self._pushed_bytes += self.memory.nbytes([key])
         if self._pushed_bytes >= self._every_bytes:
             self._pushed_bytes = 0
             # Else all gradients would be here at once where they are made faster than they go.
