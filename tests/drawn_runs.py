@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from codec_texts import DOWN, REMEMBERING
@@ -52,4 +53,8 @@ def drawn(seed: int, **fixed: Any) -> Options:
         "undeclared": rng.choice((0.0, 0.0, 0.2)),
         "rates": rng.choice((0.0, 0.0, 0.2)),
     }
-    return Options(**{**options, **fixed})
+    # Delay compensation needs what was granted.
+    made = Options(**{**options, **fixed})
+    if rng.random() < 0.3 and "dc" not in made.staleness and not made.on_demand:
+        made = replace(made, prefetch=1)
+    return made

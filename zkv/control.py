@@ -120,6 +120,8 @@ class Finish(Frozen, frozen=True, tag=43):
     """Of its blocks as they travel."""
     declared: Weight | None = None
     """The weight that its blocks have named; None: they have named none."""
+    behind: UInt = 0
+    """How many versions older than the one that was granted it was computed on."""
 
 
 class Withdraw(Frozen, frozen=True, tag=44):

@@ -80,6 +80,9 @@ class Discard(Frozen, frozen=True, tag=7):
     group: Int
     grant: UInt
     batch: Int
+    values: bool = False
+    """Whether the grant's values are to go on: its batch was finished, and the next one may compute
+    on them."""
 
 
 class Configure(Frozen, frozen=True, tag=8):

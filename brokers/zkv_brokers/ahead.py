@@ -74,7 +74,8 @@ class Ahead:
         """Whether blocks can be updated one by one, and nothing is under way that must be first.
 
         A norm over all blocks, values that come as deltas and what old gradients were computed on
-        need the whole model first; a width that is chosen for each batch needs the last one's time.
+        need the whole model first; how old a gradient is, where it is scaled by that, is known when
+        it is finished; a width that is chosen for each batch needs the last one's time.
         """
         rules = group.rules
         return (
@@ -84,6 +85,7 @@ class Ahead:
             and not group.draws.dry
             and not rules.clips
             and not rules.staleness.compensation
+            and not rules.staleness.scale
             and rules.coding.widths is None
             and rules.coding.down.text == "none"
         )

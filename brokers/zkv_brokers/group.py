@@ -135,6 +135,8 @@ class Group(Book):
         arrival = self._arrival(said.contribution, number, said.grant)
         arrival.finished, arrival.grant, arrival.weight = True, said.grant, said.weight
         arrival.loss, arrival.nbytes = said.loss, said.nbytes
+        if said.behind:
+            self._computed_on_older(arrival, said.behind)
         arrival.misled = said.declared not in (None, said.weight)
         if arrival.misled and self.ahead.members.get(number) == said.grant:
             self.ahead.drop(self, out)
@@ -142,6 +144,16 @@ class Group(Book):
         self._check(arrival, out)
         if unpinned:
             self.release_starts(out)
+
+    def _computed_on_older(self, arrival: Arrival, versions: int) -> None:
+        granted = self.bases.get((arrival.number, arrival.grant), 0)
+        self.bases[arrival.number, arrival.grant] = max(0, granted - versions)
+        if self.rules.staleness.compensation:
+            arrival.void = arrival.void or (
+                f"it was computed on version {granted - versions} under a grant of {granted}, and "
+                "delay compensation needs what was granted: connect workers with prefetch=0, or "
+                "choose staleness scale"
+            )
 
     def held(
         self, name: ContributionId, number: int, grant: int, server: int, out: Decisions
@@ -328,7 +340,7 @@ class Group(Book):
             return
         arrival = self._find(number, grant)
         name = arrival.contribution
-        out.log(c.Discard(name.incarnation, self.group, grant, NO_BATCH))
+        out.log(c.Discard(name.incarnation, self.group, grant, NO_BATCH, values=True))
         if arrival.void and not arrival.void.startswith("late"):
             self.tally(number).discarded += 1
         else:

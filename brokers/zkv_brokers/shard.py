@@ -170,7 +170,8 @@ class Shard:
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
                 self.contributions.discard(incarnation, group, grant, batch)
                 if batch == NO_BATCH:
-                    self.grants.drop(incarnation, group, grant)
+                    if not entry.values:
+                        self.grants.drop(incarnation, group, grant)
                     if group == MODEL:
                         self.commits.bases.release(incarnation, grant)
             case c.Configure(optimizer=plain):

@@ -32,5 +32,7 @@ class SessionConfig:
     trace: str = ""
     """The folder that its spans are left in at the end; "": nowhere."""
     window_bytes: int = 64 * 1024 * 1024
+    prefetch: int = 0
+    """1: a batch computes on the values that were granted to the one before it."""
     priority: bool = True
     """Send what the next forward pass needs first before the rest; else as it was pushed."""

@@ -78,12 +78,18 @@ class Contributions:
         """A call wants the next batch.
 
         Raises:
-            Refused: the batches before were on demand, and this one is not, or the reverse.
+            Refused: the batches before were on demand, and this one is not, or the reverse; or it
+                is, and batches begin on values that are here.
         """
         if self.cycle.asked and on_demand != self.cycle.on_demand:
             raise Refused(
                 "the batches of one worker are all just in time, or none of them is: connect "
                 "another worker for the others"
+            )
+        if on_demand and self.cycle.prefetch:
+            raise Refused(
+                "batches whose values come just in time hold none to begin on: connect with "
+                "prefetch=0"
             )
         self.cycle.token, self.cycle.on_demand = token, on_demand
         if not self.cycle.asked:
@@ -128,6 +134,7 @@ class Contributions:
             event.loss,
             self.cycle.nbytes,
             self.cycle.declared(event.weight),
+            self.cycle.behind,
         )
         self._conclude(finish, event.skipped, event.token)
         self.cycle.finish()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from zkv import control as c
 from zkv.dtypes import Array
 from zkv.layout import Layout
+from zkv_workers.assembly import Assembly
 from zkv_workers.signals import Grant
 
 
@@ -15,6 +16,9 @@ from zkv_workers.signals import Grant
 class Cycle:
     """Where this worker is in its cycle."""
 
+    prefetch: bool = False
+    """Whether a batch computes on the values that were granted to the one before: its own travel
+    meanwhile, and serve the next one."""
     token: int = 0
     """The call that waits for the next batch; 0: none."""
     asked: bool = False
@@ -27,6 +31,8 @@ class Cycle:
     """(batch, grant) of the batch that is being computed, unless it was cancelled."""
     version: int = 0
     """The model version that the current batch computes on."""
+    behind: int = 0
+    """How many versions that is older than the one that was granted."""
     samples: int = 0
     """How many samples of the pool the current batch computes on."""
     nbytes: int = 0
@@ -34,44 +40,58 @@ class Cycle:
     weights: set[float] = field(default_factory=set)
     """Those that were sent with it."""
     blocks: Mapping[int, Array] = field(default_factory=dict)
-    """The values of the newest grant that are here."""
+    """The values that are here of those that the current batch computes on, or the next one would
+    if it began now."""
     _granted: c.Granted | None = None
-    _next: tuple[c.Granted, Mapping[int, Array]] | None = None
+    _values: Assembly | None = None
+    """Those of the newest grant."""
+    _next: tuple[c.Granted, Assembly] | None = None
     """The grant of the batch after this one, and its values, if that came already."""
+    _before: Assembly | None = None
+    """The values of the last grant that a batch was finished under."""
 
-    def granted(self, message: c.Granted, blocks: Mapping[int, Array]) -> None:
-        """The broker allows the next batch; its values come into `blocks`."""
+    def granted(self, message: c.Granted, values: Assembly) -> None:
+        """The broker allows the next batch; its values come into `values`."""
         if self._granted is None:
-            self._granted, self.blocks = message, blocks
+            self._use(message, values)
         else:
-            self._next = message, blocks
+            self._next = message, values
+
+    def _use(self, message: c.Granted, values: Assembly) -> None:
+        self._granted, self._values, self.blocks = message, values, values.blocks
 
     def _go_on(self) -> None:
         """The newest grant serves no batch any more."""
         self._granted = None
         if self._next is not None:
-            (self._granted, self.blocks), self._next = self._next, None
+            (message, values), self._next = self._next, None
+            self._use(message, values)
 
     def begin(self, layout: Layout) -> tuple[int, Grant] | None:
         """Begin the batch that a call waits for, if it is granted.
 
         Under a grant ahead of the log not before a value is here: as long as there is none, it may
-        be taken back without any work done in vain.
+        be taken back without any work done in vain. (With `prefetch` there mostly is one.)
         """
         granted, token = self._granted, self.token
-        if granted is None or not token or (granted.ahead and not self.blocks):
+        values = self._begins_on()
+        if granted is None or values is None or not token:
+            return None
+        if granted.ahead and not values.blocks:
             return None
         self.token = 0
         self.batch += 1
         self.current = (self.batch, granted.grant)
-        self.version, self.nbytes = granted.version, 0
+        self.blocks, self.nbytes = values.blocks, 0
+        self.version = values.granted.version
+        self.behind = granted.version - self.version
         self.weights.clear()
         where = granted.samples
         self.samples = 0 if where is None else where.stop - where.start
         return token, Grant(
             batch=self.batch,
             grant=granted.grant,
-            version=granted.version,
+            version=self.version,
             clock=granted.clock,
             slowest=granted.slowest,
             fastest=granted.fastest,
@@ -84,6 +104,11 @@ class Cycle:
             ahead=granted.ahead,
             on_demand=granted.on_demand,
         )
+
+    def _begins_on(self) -> Assembly | None:
+        """Return the values that a batch would compute on which began now."""
+        # Also where newer ones are here already: a run does not depend on who was quicker.
+        return self._before if self.prefetch and self._before is not None else self._values
 
     def sent(self, nbytes: int, weight: float | None) -> None:
         """A block of the current batch was sent."""
@@ -107,7 +132,7 @@ class Cycle:
 
     def finish(self) -> None:
         """The batch is finished, its grant used up."""
-        self.current = None
+        self.current, self._before = None, self._values
         self._go_on()
 
     def withdraw(self) -> None:
@@ -120,6 +145,9 @@ class Cycle:
             self._go_on()
         elif self._next is not None and self._next[0].grant == grant:
             self._next = None
+        if self._before is not None and self._before.granted.grant == grant:
+            # The version that it was to bring may never come to be.
+            self._before = None
         if self.current is None or self.current[1] != grant:
             return None
         batch, self.current = self.current[0], None
@@ -127,8 +155,9 @@ class Cycle:
 
     def pause(self) -> None:
         """After a barrier the next batch has to be asked for: meanwhile we take part in nothing."""
-        self.asked = False
+        self.asked, self._before = False, None
 
     def restart(self) -> None:
         """The broker is a new one: nothing is granted."""
         self._granted, self._next, self.current = None, None, None
+        self._values = self._before = None

@@ -75,7 +75,7 @@ class Incoming:
                 )
             if message.on_demand:
                 self._demands[message.grant] = Demand(assembly, self._layout)
-            made.cycle.granted(message, assembly.blocks)
+            made.cycle.granted(message, assembly)
             if message.bytes_follow:
                 self._arrived(assembly)
             made.answer_begin()

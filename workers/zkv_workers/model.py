@@ -291,6 +291,11 @@ class ConnectOptions(TypedDict, total=False):
     """How long the broker may be silent before it is taken for lost."""
     window_bytes: int
     """Bytes that may be unacknowledged at each server."""
+    prefetch: int | None
+    """1: a batch begins as soon as it is granted, on the values that the one before it was granted;
+    its own travel meanwhile, and serve the next one. So each gradient is older by one of this
+    worker's batches, which `stats()` and the run's report count as staleness. Default:
+    ZKV_PREFETCH, else 0."""
 
 
 TUNING = ("narrate_every_s", "broker_lost_s", "window_bytes")
@@ -338,12 +343,20 @@ def session_config(
         report=os.environ.get("ZKV_REPORT", ""),
         trace=trace,
         priority=not os.environ.get("ZKV_FIFO"),
+        prefetch=_prefetch(options.get("prefetch")),
     )
     tuned: Any = {name: value for name, value in options.items() if name in TUNING}
     route = options.get("route") or os.environ.get("ZKV_ROUTE") or "direct"
     if route not in ROUTES:
         raise ConfigError(f"route {route!r} (an argument, or ZKV_ROUTE) is none of {ROUTES}")
     return replace(config, **tuned), route
+
+
+def _prefetch(given: int | None) -> int:
+    found: int = _number(given, ("ZKV_PREFETCH",), 0)
+    if found not in (0, 1):
+        raise ConfigError(f"prefetch={found!r} (an argument, or ZKV_PREFETCH) is neither 0 nor 1")
+    return found
 
 
 def _number(given: float | None, variables: Sequence[str], default: float) -> Any:

@@ -49,6 +49,7 @@ class Session:
         self.made = Contributions(
             self.layout, self._link, self.uploads, self._answer, self._told.tell
         )
+        self.made.cycle.prefetch = config.prefetch == 1
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self.aside = Aside(self.layout, self.uploads, self.requests, self._answer)
         self.incoming = Incoming(
