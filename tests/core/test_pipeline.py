@@ -123,6 +123,8 @@ class Bench:
         self.meter = Meter(itertools.count().__next__)
         self.sent: dict[int, s.SendBlock] = {}
         self.threads: dict[int, str] = {}
+        self.fed: list[int] = []
+        """How many blocks were handed over each time."""
         self.outlet = Outlet(self.encoder, self.pipeline, self.feed, self.feed, self.meter)
         self.number = 0
         self.gate = threading.Event()
@@ -131,10 +133,12 @@ class Bench:
     def pause(self) -> None:
         assert self.gate.wait(10.0)
 
-    def feed(self, event: s.Input) -> None:
-        assert isinstance(event, s.SendBlock)
-        self.sent[event.bid] = event
-        self.threads[event.bid] = threading.current_thread().name
+    def feed(self, *events: s.Input) -> None:
+        self.fed.append(len(events))
+        for event in events:
+            assert isinstance(event, s.SendBlock)
+            self.sent[event.bid] = event
+            self.threads[event.bid] = threading.current_thread().name
 
     def batch(self) -> Outgoing:
         self.number += 1
