@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 try:
@@ -27,7 +27,6 @@ from instant_peers import InstantWorker
 from resnet50 import CLASSES, STAGES, resnet
 from zkv.torch import attach
 
-LIMIT = 0.03
 IDLE_TIMEOUT_S = 60.0
 TINY = ((4, 1, 1), (8, 1, 2))
 """For a quick look at whether it runs."""
@@ -44,7 +43,7 @@ class Pass:
     push_s: float = 0.0
     """CPU of the hooks in the backward pass, on its own thread."""
     io_s: float = 0.0
-    """CPU of the I/O thread, until it has nothing to do any more."""
+    """CPU of the I/O thread; of an attached pass until it has nothing to do any more."""
 
     @property
     def whole_s(self) -> float:
@@ -84,10 +83,8 @@ class Attached(Plain):
     optimizer: Any = None
     _push_s: float = 0.0
     _since: float = 0.0
-    _io: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self._io = time.pthread_getcpuclockid(self.worker._thread.ident or 0)
         # Hooks are called in the order in which they came: these two are around the adapter's.
         self._around(self._before)
         self.optimizer = attach(self.model, self.worker, buffers="local")
@@ -105,19 +102,35 @@ class Attached(Plain):
 
     def run(self) -> Pass:
         """Compute one batch; its end is no part of it, but is over when this returns."""
-        self._push_s, io_s = 0.0, time.clock_gettime(self._io)
+        self._push_s = 0.0
         idle = self.worker.peers.idle
         done = super().run()
         idle.clear()
         self.optimizer.step()
         if not idle.wait(IDLE_TIMEOUT_S) or self.optimizer.last.wait() != "committed":
             raise SystemExit("the batch did not come to its end")
-        done.push_s, done.io_s = self._push_s, time.clock_gettime(self._io) - io_s
+        done.push_s = self._push_s
         return done
 
 
-def turns(asked: argparse.Namespace) -> list[tuple[Pass, Pass, Pass]]:
-    """Return the passes of each turn: plain, attached, and plain once more (the control)."""
+Figure = Callable[[Pass], float]
+TIMES: dict[str, Figure] = {
+    "backward": lambda one: one.backward_s,
+    "forward and backward": lambda one: one.whole_s,
+    "CPU of backward": lambda one: one.cpu_s,
+}
+Turn = tuple[Pass, Pass, Pass]
+"""Plain, attached, and plain once more."""
+SPENT: dict[str, Callable[[Turn], float]] = {
+    "pushes": lambda turn: turn[1].push_s,
+    "I/O thread": lambda turn: turn[1].io_s,
+    "both": lambda turn: turn[1].push_s + turn[1].io_s,
+    "I/O thread idle": lambda turn: turn[2].io_s,
+}
+
+
+def turns(asked: argparse.Namespace) -> list[Turn]:
+    """Return the passes of each turn."""
     torch.manual_seed(0)
     stages = TINY if asked.tiny else STAGES
     images = torch.randn(asked.batch, 3, asked.side, asked.side)
@@ -131,10 +144,18 @@ def turns(asked: argparse.Namespace) -> list[tuple[Pass, Pass, Pass]]:
         for _ in range(asked.warm):
             for way in ways:
                 way.run()
+        io = time.pthread_getcpuclockid(worker._thread.ident or 0)
+
+        def run(way: Plain) -> Pass:
+            before_s = time.clock_gettime(io)
+            done = way.run()
+            done.io_s = time.clock_gettime(io) - before_s
+            return done
+
         found, chance = [], random.Random(0)
         for at in range(asked.turns):
             order = chance.sample(range(len(ways)), len(ways))
-            done = {one: ways[one].run() for one in order}
+            done = {one: run(ways[one]) for one in order}
             found.append((done[0], done[1], done[2]))
             if asked.verbose:
                 print(at, *found[-1], sep="\n  ", file=sys.stderr, flush=True)
@@ -144,42 +165,31 @@ def turns(asked: argparse.Namespace) -> list[tuple[Pass, Pass, Pass]]:
 
 def ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Return the median of each pair's second over its first, and the middle half of them."""
-    low, middle, high = statistics.quantiles([b / a for a, b in pairs], n=4)
+    found = [other / plain for plain, other in pairs]
+    low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
     return {"ratio": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
 
 
-def table(found: Sequence[tuple[Pass, Pass, Pass]], threads: int) -> list[dict[str, Any]]:
+def row(what: str, against: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return a row: medians of both sides in ms, and the ratios of the pairs."""
+    plain_s, other_s = (statistics.median(side) for side in zip(*pairs, strict=True))
+    ms = {"plain_ms": round(1e3 * plain_s, 1), "ms": round(1e3 * other_s, 1)}
+    return {"what": what, "against": against, **ms, **ratios(pairs)}
+
+
+def table(found: Sequence[Turn], threads: int) -> list[dict[str, Any]]:
     """Return a row for each figure."""
-    rows: list[dict[str, Any]] = []
-    times: tuple[tuple[str, Callable[[Pass], float]], ...] = (
-        ("backward", lambda one: one.backward_s),
-        ("forward and backward", lambda one: one.whole_s),
-        ("CPU of backward", lambda one: one.cpu_s),
-    )
-    for what, of in times:
-        for against, at in (("attached", 1), ("control", 2)):
-            pairs = [(of(turn[0]), of(turn[at])) for turn in found]
-            plain, other = (statistics.median(side) for side in zip(*pairs, strict=True))
-            rows.append(
-                {
-                    "what": what,
-                    "against plain": against,
-                    "plain_ms": round(1e3 * plain, 1),
-                    "ms": round(1e3 * other, 1),
-                    **ratios(pairs),
-                }
-            )
-    # All threads of a pass compute: what its CPU time would take on a machine that has them free.
+    rows = [
+        row(what, against, [(of(turn[0]), of(turn[at])) for turn in found])
+        for what, of in TIMES.items()
+        for against, at in (("attached", 1), ("control", 2))
+    ]
+    # All threads compute in a pass: what its CPU time would take if each had a core for itself.
     alone_s = min(one.cpu_s for turn in found for one in (turn[0], turn[2])) / threads
-    for what, of in (
-        ("pushes", lambda one: one.push_s),
-        ("I/O thread", lambda one: one.io_s),
-        ("both", lambda one: one.push_s + one.io_s),
-    ):
-        spent = [of(turn[1]) for turn in found]
-        row = {"what": f"CPU of {what}", "against plain": "share", "plain_ms": round(1e3 * alone_s, 1)}
-        row |= {"ms": round(1e3 * statistics.median(spent), 1)}
-        rows.append(row | ratios([(alone_s, one) for one in spent]))
+    rows += [
+        row(f"CPU of {what}", "share", [(alone_s, of(turn)) for turn in found])
+        for what, of in SPENT.items()
+    ]
     return rows
 
 
@@ -200,10 +210,10 @@ def main() -> int:
     if asked.json:
         print(json.dumps(rows))
         return 0
-    columns = {"what": 20, "against plain": 13, "plain_ms": 9, "ms": 9, "ratio": 7, "low": 7, "high": 7}
+    columns = {"what": 22, "against": 8, "plain_ms": 9, "ms": 9, "ratio": 8, "low": 8, "high": 8}
     print("  ".join(f"{name:>{wide}}" for name, wide in columns.items()))
-    for row in rows:
-        print("  ".join(f"{row[name]!s:>{wide}}" for name, wide in columns.items()))
+    for one in rows:
+        print("  ".join(f"{one[name]!s:>{wide}}" for name, wide in columns.items()))
     return 0
 
 

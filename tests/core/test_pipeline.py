@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from single_blocks import layout, received, spec
 
 from zkv.errors import WaitTimeout
+from zkv.layout import Layout
 from zkv.time_split import Meter
+from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
 from zkv_codecs.backend import NUMPY
 from zkv_workers import signals as s
 from zkv_workers.encoding import LONG, Encoder, Sealed
@@ -161,6 +163,27 @@ def bench() -> Any:
 
 def noise(seed: int, size: int = LONG) -> Array:
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def test_blocks_of_a_gradient_are_handed_over_together_but_not_all_of_a_large_one() -> None:
+    bench = Bench("none")
+    size, count = 2**18, 20
+    spans = [(at * size, (at + 1) * size) for at in range(count)]
+    spans.append((count * size, count * size + 7))
+    entry = KeyEntry(0, KeySpec("w", "float32", (spans[-1][1],)))
+    bench.layout = Layout()
+    bench.layout.add(
+        [entry], [BlockSpec(at, 0, [Segment(0, *one)]) for at, one in enumerate(spans)]
+    )
+    gradient = noise(1, spans[-1][1])
+    expected = gradient.copy()
+    assert bench.batch().push("w", gradient, lend=False).done()
+    gradient[:] = 7.0
+    # Of 1 MiB each, and TOGETHER_BYTES are 8 MiB.
+    assert bench.fed == [8, 8, 5]
+    assert list(bench.sent) == list(range(count + 1))
+    sent = np.concatenate([one.sealed.payload for one in bench.sent.values()])
+    np.testing.assert_array_equal(sent, expected)
 
 
 def test_large_blocks_are_encoded_beside_the_caller_and_small_ones_at_once(bench: Bench) -> None:

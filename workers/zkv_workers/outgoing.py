@@ -23,16 +23,16 @@ from zkv_workers.model import BatchState
 from zkv_workers.packing import Full, Key
 from zkv_workers.pipeline import Pipeline
 
-
 TOGETHER_BYTES = 8 * 2**20
 """A gradient's blocks are handed over together, as each time wakes the I/O thread, which then takes
 turns with the caller; but a larger gradient is on its way while its rest is copied."""
 
 
 class Feed(Protocol):
-    """Takes inputs of a session, in order."""
+    """Takes inputs of a session."""
 
-    def __call__(self, *events: s.Input) -> None: ...
+    def __call__(self, *events: s.Input) -> None:
+        """Take these, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
