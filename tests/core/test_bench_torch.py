@@ -60,7 +60,9 @@ def test_the_table_compares_each_pass_with_the_plain_one_of_its_turn(
         *((f"CPU of {what}", "share") for what in bench_torch.SPENT),
     ]
     for row in rows:
-        assert 0 < row["low"] <= row["ratio"] <= row["high"] < math.inf
+        assert 0 <= row["low"] <= row["ratio"] <= row["high"] < math.inf
+        # A pass of this model may be over before the I/O thread looks around.
+        assert row["ratio"] > 0 or row["what"].endswith("idle")
     assert ended(monkeypatch, *tiny) == 0
     assert "CPU of both" in capsys.readouterr().out
 
