@@ -127,10 +127,11 @@ class Driver:
         if future.cancelled() and not self._closed:
             self.feed(s.GiveUp(token))
 
-    def feed(self, event: s.Input) -> None:
-        """Give the session an input and carry out what it says."""
+    def feed(self, *events: s.Input) -> None:
+        """Give the session inputs, in this order, and carry out what it says to all of them."""
         if not self._closed:
-            self.session.take(event, now())
+            for event in events:
+                self.session.take(event, now())
             self.flush()
 
     def flush(self) -> None:
