@@ -90,6 +90,8 @@ class Options:
     """How often a worker changes the learning rate between two batches, or in one."""
     on_demand: tuple[int, ...] = ()
     """The workers (by rank) that ask for values key by key, before and again after they compute."""
+    measures: bool = False
+    """Whether workers measure their links first."""
     until_s: float = 400.0
 
 
@@ -315,6 +317,7 @@ class Sim:
             world=self.options.workers,
             wait_timeout_s=300.0,
             window_bytes=self.options.window_bytes,
+            measures=self.options.measures,
         )
         worker = SimWorker(Session(config, instance=self.number()))
         self.workers[route] = worker
