@@ -38,8 +38,9 @@ VALUES = {
 class Bench:
     """A session that has joined, and the broker's end of its link."""
 
-    def __init__(self) -> None:
-        self.session = Session(SessionConfig("w", "tcp://broker:5555"), instance=11)
+    def __init__(self, prefetch: int = 0) -> None:
+        config = SessionConfig("w", "tcp://broker:5555", prefetch=prefetch)
+        self.session = Session(config, instance=11)
         self.link = Link(22)
         self.out: list[s.Output] = []
         self.heard: list[c.Message] = []

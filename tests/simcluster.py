@@ -91,6 +91,8 @@ class Options:
     on_demand: tuple[int, ...] = ()
     """The workers (by rank) that ask for values key by key, before and again after they compute."""
     prefetch: int = 0
+    measures: bool = False
+    """Whether workers measure their links first."""
     until_s: float = 400.0
 
 
@@ -317,6 +319,7 @@ class Sim:
             wait_timeout_s=300.0,
             window_bytes=self.options.window_bytes,
             prefetch=self.options.prefetch,
+            measures=self.options.measures,
         )
         worker = SimWorker(Session(config, instance=self.number()))
         self.workers[route] = worker

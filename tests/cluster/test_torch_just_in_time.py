@@ -340,6 +340,30 @@ def test_what_has_no_gradient_in_a_backward_pass_is_given_back_at_its_end() -> N
     one_worker(run)
 
 
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        (0, []),
+        (1, [["1.weight", "1.bias"], ["2.weight", "2.bias"], ["1.weight"]]),
+        (2, [["1.weight", "1.bias", "2.weight", "2.bias"], ["1.weight"]]),
+    ],
+)
+def test_what_comes_next_is_asked_for_ahead(ahead: int, expected: list[list[str]]) -> None:
+    """Backward passes need weights alone, and of the first layer not even that."""
+
+    def run(worker: Any) -> None:
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        optimizer = attach(model, worker, ahead=ahead, **JIT)
+        asked: list[list[str]] = []
+        want = optimizer._layers.want
+        optimizer._layers.want = lambda keys: (asked.append(keys), want(keys))
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        assert asked == expected
+
+    one_worker(run)
+
+
 def test_a_layer_that_is_not_next_after_all_is_not_kept() -> None:
     class Branches(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -511,6 +535,22 @@ def test_frozen_parameters_and_buffers_are_here_as_ever() -> None:
     one_worker(run)
 
 
+def test_a_model_is_attached_once_and_a_second_time_disturbs_nothing() -> None:
+    def run(worker: Any) -> None:
+        model = line(1.0)
+        optimizer = attach(model, worker, **JIT)
+        for options in ({}, JIT):
+            with pytest.raises(ValueError, match="is attached already"):
+                attach(model, worker, **options)
+            with pytest.raises(RuntimeError, match="has no values here"):
+                model.weight + 1
+        compute(model)
+        optimizer.step()
+        assert newest(worker, optimizer) == {"weight": 0.0, "bias": 0.0}
+
+    one_worker(run)
+
+
 def test_a_detached_model_may_be_attached_again() -> None:
     def run(worker: Any) -> None:
         model = line(1.0)
@@ -546,6 +586,11 @@ def test_what_cannot_be_done_just_in_time_is_refused_by_name() -> None:
             warnings.simplefilter("ignore")
             return torch.jit.script(line())
 
+    def shared() -> Any:
+        model = nn.Sequential(line(), line())
+        model[1].weight = nn.Parameter(model[0].weight.detach().t())
+        return model
+
     def frozen() -> Any:
         return nn.Linear(1, 1, device="meta").requires_grad_(False)
 
@@ -562,6 +607,7 @@ def test_what_cannot_be_done_just_in_time_is_refused_by_name() -> None:
             (nn.LazyLinear(3), {}, ValueError, "key 'weight' is a UninitializedParameter"),
             (nn.Sequential(frozen(), line()), {}, ValueError, "'0.weight' is frozen and on the"),
             (3, {}, TypeError, "attach takes a torch.nn.Module, not int"),
+            (shared(), {}, ValueError, "are two parameters in one memory"),
         ]
         for model, options, error, text in refused:
             with pytest.raises(error, match=text):
@@ -595,6 +641,9 @@ def test_if_the_first_worker_cannot_make_all_values_the_next_one_makes_them() ->
             model = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 3))
         with pytest.raises(ZeroDivisionError):
             attach(model, worker, init=init, **JIT)
+        # Its memory is gone, and PyTorch would read it without a look.
+        with pytest.raises(RuntimeError, match=r"'0.weight' has no values: .* and then failed"):
+            model(torch.ones(1, 1))
 
     def second(worker: Any) -> None:
         with torch.device("meta"):

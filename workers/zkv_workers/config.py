@@ -34,5 +34,7 @@ class SessionConfig:
     window_bytes: int = 64 * 1024 * 1024
     prefetch: int = 0
     """1: a batch computes on the values that were granted to the one before it."""
+    measures: bool = False
+    """Measure the way to a server before keys are initialised: it may be a slow link."""
     priority: bool = True
     """Send what the next forward pass needs first before the rest; else as it was pushed."""

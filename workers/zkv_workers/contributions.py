@@ -48,13 +48,14 @@ class Contributions:
         uploads: Uploads,
         answer: Callable[[int, object], None],
         tell: Callable[[c.Message], None],
+        prefetch: int,
     ) -> None:
         self.incarnation = 0
         self.index = 0
         """The log index at which servers know all that this worker knows of the layout."""
         self.started = False
         """Whether anything was begun: from here on a new broker cannot be joined."""
-        self.cycle = Cycle()
+        self.cycle = Cycle(prefetch)
         self.plain = PlainPushes()
         self.uploads = uploads
         self.counts = dict.fromkeys(

@@ -16,7 +16,7 @@ from zkv_workers.signals import Grant
 class Cycle:
     """Where this worker is in its cycle."""
 
-    prefetch: bool = False
+    prefetch: int = 0
     """Whether a batch computes on the values that were granted to the one before: its own travel
     meanwhile, and serve the next one."""
     token: int = 0

@@ -26,7 +26,7 @@ from zkv_workers.torch_buffers import Buffers
 from zkv_workers.torch_deferred import Deferred
 from zkv_workers.torch_on_demand import JustInTime as JustInTime
 from zkv_workers.torch_optimizer import Optimizer as Optimizer
-from zkv_workers.torch_survey import Survey, survey
+from zkv_workers.torch_survey import Survey, check_module, survey
 
 _attached: weakref.WeakKeyDictionary[Any, weakref.ref[Optimizer]] = weakref.WeakKeyDictionary()
 """Modules and workers, with the optimizer that they were attached by."""
@@ -94,8 +94,8 @@ def attach(model: Any, worker: Worker, **options: Unpack[AttachOptions]) -> Opti
 
     Each parameter that requires a gradient is a key of the model, by its first name in
     `named_parameters()` (a tied one is one key); the first worker's values count. When this
-    returns, the model has the values of the newest version. The servers' optimizer is theirs to
-    configure (`zkv up --optimizer "adam:lr=0.001"`).
+    returns, the model has the values of the newest version (just in time: none). The servers'
+    optimizer is theirs to configure (`zkv up --optimizer "adam:lr=0.001"`).
 
     Args:
         model: an `nn.Module`. Parameters that are contiguous and on the CPU are written in place,
@@ -109,13 +109,31 @@ def attach(model: Any, worker: Worker, **options: Unpack[AttachOptions]) -> Opti
         ValueError: the model or the worker is attached already; nothing is trained; two parameters
             share memory; an option is wrong.
         KeyMismatch: other workers have another model; the key and both specs are named.
+        RuntimeError: just in time: PyTorch is older than 2.8.
     """
     given = _checked(options)
-    deferred = Deferred(model, given["init"]) if given["just_in_time"] else None
-    found = survey(model)
+    check_module(model)
     if not isinstance(worker, Worker):
         raise TypeError(f"attach takes a worker of zkv.connect, not {type(worker).__name__}")
     parts = _parts(model, worker)
+    # It changes the model, which therefore must not be attached.
+    deferred = Deferred(model, given["init"]) if given["just_in_time"] else None
+    try:
+        made = _optimizer(model, worker, given, deferred)
+    except BaseException:
+        if deferred is not None:
+            deferred.give_up(model)
+        raise
+    for one in parts:
+        _attached[one] = weakref.ref(made)
+    return made
+
+
+def _optimizer(
+    model: Any, worker: Worker, given: AttachOptions, deferred: Deferred | None
+) -> Optimizer:
+    """Initialise what travels, and return the optimizer."""
+    found = survey(model)
     kept = Buffers(worker, found.buffers, given["buffers"], given["buffers_every"])
     if deferred is None:
         worker.init({key: one.detach() for key, one in found.trained.items()})
@@ -124,14 +142,7 @@ def attach(model: Any, worker: Worker, **options: Unpack[AttachOptions]) -> Opti
     if given["frozen"] == "first":
         _init_frozen(found, worker)
     kept.init()
-    made = _optimizer(found, worker, kept, given)
-    for one in parts:
-        _attached[one] = weakref.ref(made)
-    return made
-
-
-def _optimizer(found: Survey, worker: Worker, kept: Buffers, given: AttachOptions) -> Optimizer:
-    if given["just_in_time"]:
+    if deferred is not None:
         return JustInTime(found, worker, kept, weight=given["weight"], ahead=given["ahead"])
     made = Optimizer(
         found,

@@ -8,6 +8,7 @@ the other make its own, sends them, and gives the memory back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from zkv.wire import KeySpec
 from zkv_workers import seeding, torch_layers
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Worker
-from zkv_workers.torch_awaited import guardable, release
+from zkv_workers.torch_awaited import guard, guardable, release
 from zkv_workers.torch_memory import raw_view, return_memory
 from zkv_workers.torch_released import ReleasedParameter
-from zkv_workers.torch_survey import Survey
+from zkv_workers.torch_survey import Survey, check_apart
 
 
 class Deferred:
@@ -32,7 +33,7 @@ class Deferred:
 
     Raises:
         RuntimeError: PyTorch is too old.
-        TypeError: no nn.Module, or one that hooks do not reach into (compiled, scripted, DDP).
+        TypeError: a module that hooks do not reach into (compiled, scripted, DDP).
         ValueError: a parameter that cannot be given its memory back, or a module that cannot make
             its values; it is named.
     """
@@ -52,8 +53,13 @@ class Deferred:
                     f"module {name!r} ({type(module).__name__}) is on the meta device and has no "
                     f"{_RESET}() to make its first values: give attach an init(module) that does"
                 )
-        for key, parameter in list(model.named_parameters()):
-            self._prepare(model, key, parameter)
+        parameters = dict(model.named_parameters())
+        for key, parameter in parameters.items():
+            _check_parameter(key, parameter)
+        check_apart({key: one for key, one in parameters.items() if not _is_meta(one)})
+        for key, parameter in parameters.items():
+            if parameter.requires_grad:
+                self._prepare(model, key, parameter)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if _is_meta(buffer):
@@ -66,18 +72,6 @@ class Deferred:
             release(parameter)
             self._blank.add(key)
             return
-        if not parameter.requires_grad:
-            if _is_meta(parameter):
-                raise ValueError(
-                    f"key {key!r} is frozen and on the meta device: frozen parameters are held by "
-                    "each worker, so give it values before attach"
-                )
-            return
-        if isinstance(parameter, UninitializedParameter) or not guardable(parameter):
-            raise ValueError(
-                f"key {key!r} is a {type(parameter).__name__}: just_in_time takes ordinary "
-                "nn.Parameters, with a shape"
-            )
         if _is_meta(parameter):
             self._blank.add(key)
             made = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
@@ -88,6 +82,12 @@ class Deferred:
         storage, nbytes = parameter.untyped_storage(), parameter.numel() * parameter.element_size()
         if not storage.resizable() or storage.nbytes() != nbytes or not parameter.is_contiguous():
             parameter.data = parameter.detach().clone(memory_format=torch.contiguous_format)
+
+    def give_up(self, model: Any) -> None:
+        """The model is not attached after all: whoever uses a parameter without memory is told."""
+        for key, parameter in model.named_parameters():
+            if guardable(parameter) and parameter.numel() and not parameter.data_ptr():
+                guard(parameter, partial(_no_values, key), ReleasedParameter)
 
     def give(self, found: Survey, worker: Worker) -> None:
         """Initialise the keys of the model; give the values, if they are asked of this worker.
@@ -148,8 +148,6 @@ def _check(model: Any) -> None:
             f"just_in_time needs PyTorch 2.8 or later, whose hooks on saved tensors can be asked "
             f"for; this is {torch.__version__}"
         )
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     for name, module in model.named_modules():
         kinds = {one.__name__ for one in type(module).__mro__}
         for kind in ("ScriptModule", "OptimizedModule", "DistributedDataParallel", "DataParallel"):
@@ -163,6 +161,29 @@ def _check(model: Any) -> None:
 def _empty(parameter: Any) -> None:
     if parameter.numel():
         parameter.untyped_storage().resize_(0)
+
+
+def _check_parameter(key: str, parameter: Any) -> None:
+    if isinstance(parameter, ReleasedParameter):
+        return
+    if not parameter.requires_grad:
+        if _is_meta(parameter):
+            raise ValueError(
+                f"key {key!r} is frozen and on the meta device: frozen parameters are held by "
+                "each worker, so give it values before attach"
+            )
+    elif isinstance(parameter, UninitializedParameter) or not guardable(parameter):
+        raise ValueError(
+            f"key {key!r} is a {type(parameter).__name__}: just_in_time takes ordinary "
+            "nn.Parameters, with a shape"
+        )
+
+
+def _no_values(key: str) -> None:
+    raise RuntimeError(
+        f"key {key!r} has no values: attach(just_in_time=True) has taken its memory, and then "
+        "failed; attach the model again"
+    )
 
 
 def _is_meta(tensor: Any) -> bool:

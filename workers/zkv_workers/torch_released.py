@@ -21,7 +21,7 @@ _ABOUT = (
 )
 """What can be read (and of it, set) without a look at the values."""
 _CALLS = (
-    "numel nelement dim ndimension size stride storage_offset element_size is_contiguous "
+    "numel nelement data_ptr dim ndimension size stride storage_offset element_size is_contiguous "
     "is_floating_point is_complex get_device requires_grad_ retain_grad register_hook "
     "register_post_accumulate_grad_hook __len__"
 )

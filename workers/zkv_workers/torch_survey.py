@@ -57,6 +57,16 @@ def _has(model: Any, parameter: Any) -> bool:
     return any(one is parameter for one in model.parameters())
 
 
+def check_module(model: Any) -> None:
+    """Check that a model is one.
+
+    Raises:
+        TypeError: it is no nn.Module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
+
+
 def survey(model: Any) -> Survey:
     """Look at a model.
 
@@ -65,8 +75,7 @@ def survey(model: Any) -> Survey:
         ValueError: nothing in it is trained; or a parameter has no values yet, or is another one's
             memory; the keys are named.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
+    check_module(model)
     parameters = dict(model.named_parameters())
     _check(parameters)
     trained = {key: one for key, one in parameters.items() if one.requires_grad}
@@ -93,14 +102,24 @@ def survey(model: Any) -> Survey:
 
 
 def _check(parameters: dict[str, Any]) -> None:
-    places: dict[int, str] = {}
     for key, parameter in parameters.items():
         if isinstance(parameter, UninitializedParameter) or parameter.device.type == "meta":
             raise ValueError(
                 f"key {key!r} has no values yet (it is lazy, or on the meta device): run the model "
                 "once, or give it values, before attach"
             )
-        if parameter.data_ptr():  # Without memory it shares none.
+    check_apart(parameters)
+
+
+def check_apart(parameters: dict[str, Any]) -> None:
+    """Check that each parameter has a memory of its own, as far as it has any.
+
+    Raises:
+        ValueError: two have the same; both keys are named.
+    """
+    places: dict[int, str] = {}
+    for key, parameter in parameters.items():
+        if parameter.data_ptr():
             other = places.setdefault(parameter.data_ptr(), key)
             if other != key:
                 raise ValueError(
