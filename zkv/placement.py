@@ -60,11 +60,15 @@ def plan(
     on Multiprocessing Timing Anomalies", 1969), ties to the lower number. `load` is what each
     server holds already, in bytes.
     """
+
+    def size_for(entry: KeyEntry) -> int:
+        return block_bytes if isinstance(block_bytes, int) else block_bytes(entry)
+
     pieces = _pieces(
         [entry for entry in entries if entry.spec.same_as is None],
         servers,
         together,
-        block_bytes if callable(block_bytes) else lambda _, size=block_bytes: size,
+        size_for,
         bucket_bytes,
     )
     loads = [(held, server) for server, held in enumerate(load or [0] * servers)]
