@@ -27,6 +27,13 @@ FORWARD = 1 / 3
 """Of the time to compute; the rest is backward."""
 SHARES = ((60, 40), (40, 60), (50, 50), (90, 10))
 """Computing to communication, in per cent."""
+MODES = {
+    "overlap": {},
+    "fifo": {"ZKV_FIFO": "1"},
+    "serial": {},
+    "prefetch": {"ZKV_PREFETCH": "1"},
+}
+"""Ways to send, and the variables that tell processes of them."""
 WARM = 2
 ZKV = [sys.executable, "-m", "zkv_cli"]
 ADDRESS = "10.212.1.{}"
@@ -144,7 +151,7 @@ def run(places: list[Machine], mode: str, compute_s: float, batches: int) -> flo
                 ),
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, **order(mode), "ZKV_BROKER": broker, "RANK": str(rank),
+                env={**os.environ, **MODES[mode], "ZKV_BROKER": broker, "RANK": str(rank),
                      "WORLD_SIZE": str(WORKERS)},
             )
             for rank in range(WORKERS)
@@ -152,11 +159,6 @@ def run(places: list[Machine], mode: str, compute_s: float, batches: int) -> flo
         told = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
     times = [json.loads(text) for text in told]
     return sum(map(sum, times)) / sum(map(len, times))
-
-
-def order(mode: str) -> dict[str, str]:
-    """Return the variables that tell a process in which order to send."""
-    return {"ZKV_FIFO": "1"} if mode == "fifo" else {}
 
 
 @contextmanager
@@ -169,7 +171,7 @@ def role(places: list[Machine], at: int, mode: str, *arguments: str) -> Iterator
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **order(mode), "ZKV_LIFELINE": "stdin", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **MODES[mode], "ZKV_LIFELINE": "stdin", "PYTHONUNBUFFERED": "1"},
     )
     try:
         assert process.stdout is not None
@@ -197,7 +199,7 @@ def measure(
         for compute, communication in shares:
             wanted_s = comm_s * compute / communication
             compute_s = run(instant, "overlap", wanted_s, batches)
-            for mode in ("overlap", "fifo", "serial"):
+            for mode in MODES:
                 batch_s = run(slow, mode, wanted_s, batches)
                 yield {
                     "share": f"{compute}:{communication}",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
 from crew import crew, work
 from harness import cluster
-from worker_threads import trained
+from worker_threads import on_threads
 
 from zkv import weighted_mean
 from zkv.dtypes import Array
@@ -28,18 +29,19 @@ def gradient(rank: int, key: str, value: Array) -> Array:
 
 
 def body(rank: int) -> Any:
-    def run(worker: Any) -> Any:
+    def train(worker: Any) -> Any:
         worker.init({key: start(key) for key in SIZES})
-        versions, batch = [], None
+        versions = []
         for _ in range(BATCHES):
             with worker.batch() as batch:
                 versions.append(batch.version)
                 for key in SIZES:
                     batch.push(key, gradient(rank, key, batch[key]))
-        batch.wait()
+            last = batch
+        last.wait()
         return versions, worker.evaluate().params, worker.stats()["staleness"]
 
-    return run
+    return train
 
 
 def delayed(key: str, workers: int, delay: int) -> Array:
@@ -52,11 +54,14 @@ def delayed(key: str, workers: int, delay: int) -> Array:
     return values[-1]
 
 
+async def run(servers: int) -> list[Any]:
+    async with cluster(servers, optimizer=f"sgd:lr={LR}") as made:
+        return await on_threads(made, body(0), body(1), prefetch=1)
+
+
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_run_is_that_of_one_process_whose_gradients_are_one_update_old(servers: int) -> None:
-    told = trained(
-        body(0), body(1), servers=servers, optimizer=f"sgd:lr={LR}", prefetch=1
-    )
+    told = asyncio.run(run(servers))
     for versions, params, stale in told:
         assert versions == [0, *range(BATCHES - 1)]
         assert {int(age): count for age, count in stale.items()} == {0: 1, 1: BATCHES - 1}
@@ -67,10 +72,11 @@ def test_a_run_is_that_of_one_process_whose_gradients_are_one_update_old(servers
 
 async def test_delay_compensation_refuses_what_was_computed_on_older_values() -> None:
     async with (
-        cluster(1, policy="asp", staleness="dc:0.04") as made,
+        cluster(1, policy_text="asp", staleness="dc:0.04") as made,
         crew(made, 1, prefetch=1) as (worker,),
     ):
         first, second = await work(worker), await work(worker)
         assert await first.wait() == "committed"
+        assert await second.wait() == "discarded"
         with pytest.raises(PushRefused, match="prefetch=0"):
-            await second.wait()
+            await work(worker)
