@@ -255,7 +255,8 @@ async def test_a_worker_that_is_lost_in_mid_round_leaves_nothing(prefetch: int) 
             workers[2]._driver.close()
             for at in range(4, 9):
                 await asyncio.gather(*(log.take(one, at, at + 1) for one in locals_[:2]))
-            assert await locals_[0].last.wait() == "committed"
+            fates = await asyncio.gather(*(one.last.wait() for one in locals_[:2]))
+            assert fates == ["committed"] * 2
         assert len(log.updates()) >= 8
         log.replay(OneProcess(3)).check(await workers[0].pull())
 
