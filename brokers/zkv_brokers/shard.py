@@ -382,7 +382,6 @@ class Shard:
                 assert isinstance(payload, np.ndarray)
                 self.store.put(self.layout.blocks[bid], payload.copy())
             self.contributions.settle(name)
-            self.grants.forget_sent()
         self._held.append((name, held.grant))
 
     def status(self) -> dict[str, object]:

@@ -148,15 +148,26 @@ def test_a_run_is_that_of_one_process(
         one.check(params)
 
 
-def test_a_round_sends_its_fragment_alone() -> None:
-    """Seven rounds of one of three, in turn."""
-    for fragments, expected in ((1, 7 * 3), (3, 7)):
-        told = asyncio.run(run(trains(fragments, 7, 1, fragments=fragments), workers=1))
-        ((_, stats),) = told
-        # The few bytes of `d` travel with `a`; first values were sent, too.
-        small = SIZES["d"] * 8 * (7 if fragments == 1 else 3)
-        first = sum(SIZES.values()) * 8
-        assert stats["bytes_up"] == first + expected * SIZE * 8 + small
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("fragments", [1, 2, 3])
+def test_a_round_sends_and_brings_its_fragment_alone(
+    fragments: int, workers: int, prefetch: int
+) -> None:
+    """Beside first values, and one reading of all of them."""
+    rounds = 7
+    body = trains(fragments, rounds, 1, fragments=fragments)
+    told = asyncio.run(run(body, workers=workers, prefetch=prefetch))
+    sizes = [sum(SIZES[key] * 8 for key in part) for part in PARTS[fragments]]
+    of_round = [sizes[at % fragments] for at in range(rounds)]
+    whole = sum(SIZES.values()) * 8
+    up = [stats["bytes_up"] - sum(of_round) for _, stats in told]
+    assert sorted(up) == [0] * (workers - 1) + [whole]
+    for _, stats in told:
+        # What the last round has made is granted too, and may not be here yet.
+        down = stats["bytes_down"] - 2 * whole - sum(of_round[:-1])
+        assert down <= of_round[-1]
+        assert down >= 0
 
 
 # --- rounds that do not count, and workers that come and go ---------------------------------------

@@ -45,7 +45,6 @@ class Assembly:
         if first:
             self.useless.add(bid)
             self.refused.add(bid)
-        self.alike.pop(bid, None)
         return first
 
     def put_alike(self, message: d.Block, earlier: Assembly | None, now: float) -> bool:
