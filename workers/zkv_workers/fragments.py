@@ -99,8 +99,7 @@ def _is_trained(layout: Layout, kid: int) -> bool:
 def _by_bytes(layout: Layout, kids: Sequence[int], count: int) -> list[list[int]]:
     together: dict[int, list[int]] = {}
     for kid in kids:
-        first = min((block.bid for block in layout.blocks_with(kid)), default=-1 - kid)
-        together.setdefault(first, []).append(kid)
+        together.setdefault(layout.blocks_with(kid)[0].bid, []).append(kid)
     if len(together) < count:
         raise ConfigError(
             f"fragments={count}: the model has only {len(together)} parts that travel apart (keys, "
