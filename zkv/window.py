@@ -113,7 +113,7 @@ class Window(Generic[Item]):
         self.in_flight += size
         self._quiet_since = now
         if self.pace is not None:
-            self.pace.sent((self._token, name), size, now)
+            self.pace.sent((self._token, name), size, now, again=before is not None)
         out.append(item)
 
     def _overdue(self, now: float) -> bool:

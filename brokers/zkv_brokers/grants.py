@@ -76,8 +76,8 @@ class Grants:
         """Grants of a version whose update has not come, the blocks of it that are to come, and
         which grant of all it is."""
         self.priority = priority
-        self._serial = 0
-        self._pace = Pace()
+        self._serial, self._newest = 0, -1
+        self.pace = Pace()
         self._windows: dict[int, Window[_Piece]] = {}
         self._reachable: set[int] = set()
         self._again: list[tuple[int, _Piece]] = []
@@ -89,11 +89,11 @@ class Grants:
     def add(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
         """Pin the blocks of a grant as they are now and queue them for the worker."""
         pieces: dict[int, _Piece] = {}
-        self._serial += 1
+        serial = self._turn(entry)
         for block in blocks:
             piece = self._piece(entry, block)
             pieces[block.bid] = piece
-            self._offer(piece, self._serial)
+            self._offer(piece, serial)
         name = (entry.incarnation, entry.group, entry.grant)
         for before in self._open.pop(name, {}).values():
             # A worker that uses a token twice must not leave the first version pinned for ever.
@@ -104,8 +104,7 @@ class Grants:
     def foresee(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
         """Note a grant of a version that the log has not reached: `fill` sends its blocks."""
         name = (entry.incarnation, entry.group, entry.grant)
-        self._serial += 1
-        self._ahead[name] = (entry, {block.bid for block in blocks}, self._serial)
+        self._ahead[name] = (entry, {block.bid for block in blocks}, self._turn(entry))
 
     def fill(self, block: BlockSpec, version: int, pinned: Pinned) -> None:
         """Send a block of a version to those who were granted it before it was made."""
@@ -119,13 +118,23 @@ class Grants:
             self._open.setdefault(name, {})[block.bid] = piece
             self._offer(piece, serial)
 
+    def _turn(self, entry: c.Grant) -> int:
+        """Return the place of a grant in the order of sending: grants of one version of the model
+        have the same, so that none of their workers gets its last layers before another gets its
+        first ones."""
+        if entry.group != MODEL or entry.version != self._newest:
+            self._serial += 1
+        if entry.group == MODEL:
+            self._newest = entry.version
+        return self._serial
+
     def _offer(self, piece: _Piece, serial: int) -> None:
         """Queue a block: behind those of older grants, and of its own in the order of keys, as a
         forward pass needs them."""
         message = piece.message
         window = self._windows.get(message.incarnation)
         if window is None:
-            window = Window(self.window_bytes, resend_s=self._resend_s, pace=self._pace)
+            window = Window(self.window_bytes, resend_s=self._resend_s, pace=self.pace)
             self._windows[message.incarnation] = window
         name = (message.group, message.grant, message.bid)
         order = (serial, message.bid) if self.priority else ()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zkv.pace import FIRST_BYTES, Pace
+from zkv.pace import FIRST_BYTES, SLACK_S, Pace
 from zkv.window import Window, ready
 
 BLOCK = 500_000
@@ -68,7 +68,7 @@ def test_a_link_is_kept_busy_and_holds_no_more_than_it_has_to(
     # Once the link is known, a round takes what its bytes take, and one trip.
     assert took_s <= 1.05 * 60 * BLOCK / rate + 3 * trip_s + 3 * BLOCK / rate
     holds = rate * trip_s
-    assert link.most <= 2.5 * holds + 0.003 * rate + (3 + peers) * BLOCK
+    assert link.most <= 2.5 * holds + SLACK_S * rate + (3 + peers) * BLOCK
     assert pace.in_flight == 0
 
 

@@ -358,6 +358,18 @@ def test_without_pins_a_commit_writes_in_place_and_with_them_it_does_not() -> No
     assert rig.shards[0].store.blocks[0].current.values is not first
 
 
+def test_no_worker_gets_last_blocks_of_a_version_before_another_gets_its_first_ones() -> None:
+    """Four blocks of one server, two workers, and at first a link for four blocks."""
+    rig = Rig(placed([KeySpec("w", "float32", (16,))], 1, bucket_bytes=0, block_bytes=16))
+    rig.init({0: np.arange(16, dtype="f4")})
+    rig.shards[0].grants.pace.first_bytes = 64
+    for who in (2, 3):
+        rig.data(0, d.Greet(who, 1))
+    rig.log(c.Grant(2, MODEL, 1, 0, []), c.Grant(3, MODEL, 1, 0, []))
+    sent = [[one.message.bid for one in blocks_to(rig, who)] for who in (2, 3)]
+    assert sent == [[0, 1], [0, 1]]
+
+
 def test_who_is_no_member_any_more_pins_nothing() -> None:
     rig = small(W)
     rig.log(c.Grant(2, MODEL, 1, 0, []), c.Grant(3, MODEL, 1, 0, []))
