@@ -54,9 +54,10 @@ class Way:
         )
         self.number = 0
 
-    def _feed(self, event: s.Input) -> None:
-        assert isinstance(event, s.SendBlock)
-        self.sent[event.bid] = event.sealed.payload
+    def _feed(self, *events: s.Input) -> None:
+        for event in events:
+            assert isinstance(event, s.SendBlock)
+            self.sent[event.bid] = event.sealed.payload
 
     def push(self, gradient: Any) -> Outgoing:
         """Push the next batch's gradient."""

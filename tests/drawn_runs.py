@@ -51,5 +51,6 @@ def drawn(seed: int, **fixed: Any) -> Options:
         "layer_s": rng.choice((0.0, 0.0, 0.02)),
         "undeclared": rng.choice((0.0, 0.0, 0.2)),
         "rates": rng.choice((0.0, 0.0, 0.2)),
+        "measures": rng.random() < 0.5,
     }
     return Options(**{**options, **fixed})

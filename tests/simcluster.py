@@ -88,6 +88,8 @@ class Options:
     """How often a batch says its weight only at its end, and how often it says another one then."""
     rates: float = 0.0
     """How often a worker changes the learning rate between two batches, or in one."""
+    measures: bool = False
+    """Whether workers measure their links first."""
     until_s: float = 400.0
 
 
@@ -313,6 +315,7 @@ class Sim:
             world=self.options.workers,
             wait_timeout_s=300.0,
             window_bytes=self.options.window_bytes,
+            measures=self.options.measures,
         )
         worker = SimWorker(Session(config, instance=self.number()))
         self.workers[route] = worker

@@ -79,6 +79,8 @@ class Offer(Frozen, frozen=True, tag=40):
     token: UInt
     keys: list[KeySpec]
     plain: bool
+    link_rate: Seconds = 0.0
+    """What its way to a server carries, in bytes per second; 0.0: not known."""
 
 
 class UsePool(Frozen, frozen=True, tag=51):

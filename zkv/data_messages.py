@@ -143,7 +143,22 @@ class Fenced(Frozen, frozen=True, tag=8):
     reason: Text
 
 
-Data = Greet | Push | Done | Got | Ask | Block | Ack | Fenced
+class Probe(Frozen, frozen=True, tag=9):
+    """Worker to server, with payload: answer at once; the payload is of no use but to take time."""
+
+    incarnation: UInt
+    number: UInt
+
+
+class Probed(Frozen, frozen=True, tag=10):
+    """Server to worker: this probe is here."""
+
+    server: UInt
+    incarnation: UInt
+    number: UInt
+
+
+Data = Greet | Push | Done | Got | Ask | Block | Ack | Fenced | Probe | Probed
 
 
 class _Envelope(Frozen, frozen=True):
@@ -177,7 +192,7 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
         raise ProtocolError(f"not a data header: {error}") from error
     compare_versions(header)
     message = envelope.data
-    wants_payload = isinstance(message, Push | Block)
+    wants_payload = isinstance(message, Push | Block | Probe)
     if wants_payload != (payload_bytes is not None):
         raise ProtocolError(
             f"{type(message).__name__} {'needs' if wants_payload else 'has no'} payload frame"

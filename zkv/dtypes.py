@@ -53,6 +53,8 @@ def _table() -> dict[str, DType]:
 
 
 DTYPES: dict[str, DType] = _table()
+_NATIVE = {row.stored: row for row in DTYPES.values() if row.stored.name == row.name}
+"""NumPy puts the name of a dtype together each time that it is asked."""
 
 
 def dtype_of(array: Array) -> DType:
@@ -61,7 +63,9 @@ def dtype_of(array: Array) -> DType:
     Raises:
         TypeError: the dtype does not travel (object, complex, strings, ...).
     """
-    row = DTYPES.get(array.dtype.name)
+    row = _NATIVE.get(array.dtype)
+    if row is None:
+        row = DTYPES.get(array.dtype.name)
     if row is None:
         raise TypeError(f"dtype {array.dtype} does not travel; use one of {', '.join(DTYPES)}")
     return row

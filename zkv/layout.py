@@ -32,6 +32,7 @@ class Layout:
     _kids_in: dict[int, list[int]] = field(default_factory=dict, compare=False)
     _blocks_in: dict[int, list[BlockSpec]] = field(default_factory=dict, compare=False)
     """What was found of groups since the last change: batches ask for it thousands of times."""
+    _blocks_with: dict[int, tuple[BlockSpec, ...]] = field(default_factory=dict, compare=False)
 
     def snapshot(self) -> Layout:
         """Return a copy that stays as it is, for another thread (the same one until a change)."""
@@ -49,6 +50,7 @@ class Layout:
         self._copy = None
         self._kids_in.clear()
         self._blocks_in.clear()
+        self._blocks_with.clear()
 
     def add(self, entries: Sequence[KeyEntry], blocks: Sequence[BlockSpec]) -> None:
         """Add the keys and blocks of one initialisation; adding them again changes nothing.
@@ -167,6 +169,17 @@ class Layout:
         except KeyError as error:
             raise ProtocolError(f"there is no key number {error}") from None
         return [self.blocks[bid] for bid in bids]
+
+    def blocks_with(self, kid: int) -> Sequence[BlockSpec]:
+        """Return what `blocks_for` does, for one key: each gradient asks for it several times.
+
+        Raises:
+            ProtocolError: there is no key of this number.
+        """
+        found = self._blocks_with.get(kid)
+        if found is None:
+            found = self._blocks_with[kid] = tuple(self.blocks_for((kid,)))
+        return found
 
     def dtype(self, block: BlockSpec) -> DType:
         """Return the dtype of a block's elements."""

@@ -17,6 +17,26 @@ BLOCK_BYTES = 1024 * 1024
 """Blocks of about 1 MiB pipeline well and stay in a core's cache while they are summed."""
 BUCKET_BYTES = 64 * 1024
 """Keys up to this size share blocks: a message costs as much as copying about 64 KiB."""
+BLOCK_BYTES_LEAST = 4 * 1024
+BLOCKS_MANY = 16_384
+"""More of one init are cut only where blocks of 1 MiB are not enough: each costs its place in
+messages and in tables."""
+BLOCK_S = 0.002
+"""How long a block may be under way at most on a link that is slower than a block of 1 MiB needs:
+what is urgent waits for one, and then for its own."""
+
+
+def block_bytes_on(link_rate: float, total_bytes: int) -> int:
+    """Return the size of blocks for values of `total_bytes` on a link of so many bytes a second
+    (0.0: not known).
+
+    A power of two from 64 KiB, below which a message costs more than what it carries, to 1 MiB.
+    """
+    size = BLOCK_BYTES
+    least = max(BUCKET_BYTES, total_bytes / BLOCKS_MANY)
+    while link_rate and size > link_rate * BLOCK_S and size // 2 >= least:
+        size //= 2
+    return size
 
 
 def plan(
@@ -26,24 +46,29 @@ def plan(
     together: Callable[[KeyEntry], object],
     bid_first: int = 0,
     load: Sequence[int] | None = None,
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: int | Callable[[KeyEntry], int] = BLOCK_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> list[BlockSpec]:
     """Cut keys into blocks and give each block a server.
 
-    Keys above `bucket_bytes` are cut into slices of at most `block_bytes`. Smaller ones share
-    buckets with neighbours of the same dtype and the same `together(entry)` (rule, reduction). A
-    model of nothing but small keys is still spread: a bucket takes no more than its server's share.
+    Keys above `bucket_bytes` are cut into slices of at most `block_bytes`, which may differ by key.
+    Smaller ones share buckets with neighbours of the same dtype and the same `together(entry)`
+    (rule, reduction). A model of nothing but small keys is still spread: a bucket takes no more
+    than its server's share.
 
     Servers are chosen by size: largest block first to the least loaded server (LPT; Graham, "Bounds
     on Multiprocessing Timing Anomalies", 1969), ties to the lower number. `load` is what each
     server holds already, in bytes.
     """
+
+    def size_for(entry: KeyEntry) -> int:
+        return block_bytes if isinstance(block_bytes, int) else block_bytes(entry)
+
     pieces = _pieces(
         [entry for entry in entries if entry.spec.same_as is None],
         servers,
         together,
-        block_bytes,
+        size_for,
         bucket_bytes,
     )
     loads = [(held, server) for server, held in enumerate(load or [0] * servers)]
@@ -62,7 +87,7 @@ def _pieces(
     entries: Sequence[KeyEntry],
     servers: int,
     together: Callable[[KeyEntry], object],
-    block_bytes: int,
+    block_bytes: Callable[[KeyEntry], int],
     bucket_bytes: int,
 ) -> list[tuple[int, list[Segment]]]:
     """Return (bytes, segments) of each block, in the order of its first key."""
@@ -70,7 +95,7 @@ def _pieces(
         entry.kid: size_of(entry.spec) * DTYPES[entry.spec.dtype].itemsize for entry in entries
     }
     small = sum(size for size in sizes.values() if size <= bucket_bytes)
-    bucket_max = max(1, min(block_bytes, -(-small // servers)))
+    share = max(1, -(-small // servers))
     pieces: list[list[Segment]] = []
     filled: list[int] = []
     open_buckets: dict[object, int] = {}
@@ -78,7 +103,7 @@ def _pieces(
         size = sizes[entry.kid]
         itemsize = DTYPES[entry.spec.dtype].itemsize
         if size > bucket_bytes:
-            span = max(1, block_bytes // itemsize)
+            span = max(1, block_bytes(entry) // itemsize)
             for start in range(0, size // itemsize, span):
                 stop = min(start + span, size // itemsize)
                 pieces.append([Segment(entry.kid, start, stop)])
@@ -86,6 +111,7 @@ def _pieces(
             continue
         kind = (entry.spec.dtype, together(entry))
         at = open_buckets.get(kind)
+        bucket_max = min(block_bytes(entry), share)
         if at is None or (filled[at] + size > bucket_max and filled[at] > 0):
             at = open_buckets[kind] = len(pieces)
             pieces.append([])

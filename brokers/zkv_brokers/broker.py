@@ -56,6 +56,7 @@ class BrokerConfig:
     staleness: str = "none"
     codec: str = "none"
     codec_down: str = "none"
+    block_bytes: int = 0
     insecure: bool = False
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
@@ -112,6 +113,7 @@ class Broker:
             staleness=config.staleness,
             codec=config.codec,
             codec_down=config.codec_down,
+            block_bytes=config.block_bytes,
             data_address=self.data_address,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,

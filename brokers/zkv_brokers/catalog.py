@@ -17,7 +17,7 @@ from zkv.errors import KeyMismatch, ZkvError
 from zkv.layout import Layout, check_spec, differences, size_of
 from zkv.link import PACKET_BYTES_MAX
 from zkv.optimizer_spec import OptimizerSpec, optimizer
-from zkv.placement import plan
+from zkv.placement import BLOCK_BYTES, block_bytes_on, plan
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, encode
 from zkv_brokers.coding import Coding
 from zkv_brokers.decisions import Decisions
@@ -43,11 +43,15 @@ class Pending:
 
 
 class Catalog:
-    """All keys and initialisations. `layout` and `coding` are shared with the router."""
+    """All keys and initialisations. `layout` and `coding` are shared with the router.
 
-    def __init__(self, layout: Layout, coding: Coding) -> None:
+    `block_bytes`: the size of blocks; 0: by the link of the worker that initialises.
+    """
+
+    def __init__(self, layout: Layout, coding: Coding, block_bytes: int = 0) -> None:
         self.layout = layout
         self._coding = coding
+        self._block_bytes = block_bytes
         self.pending: dict[int, Pending] = {}
         self.history: list[c.Layout | c.Regrouped] = []
         """What a newcomer has to be told, in order."""
@@ -88,7 +92,8 @@ class Catalog:
             running.waiting.append((incarnation, message.token))
             return running
         try:
-            started = self._start(incarnation, message.keys, plain, servers, spec, out)
+            rate = message.link_rate
+            started = self._start(incarnation, message.keys, plain, servers, spec, out, rate)
         except KeyMismatch as error:
             return error
         started.waiting.append((incarnation, message.token))
@@ -111,7 +116,7 @@ class Catalog:
                 _check_tie(one, specs.get(one.same_as))
         if not specs:
             raise KeyMismatch("init was called without any key")
-        total = sum(size_of(s) * DTYPES[s.dtype].itemsize for s in keys if s.same_as is None)
+        total = _total_bytes(keys)
         if total > INIT_BYTES_MAX:
             raise KeyMismatch(
                 f"this init has {total} bytes of values; at most {INIT_BYTES_MAX} can be placed"
@@ -148,6 +153,7 @@ class Catalog:
         servers: int,
         spec: OptimizerSpec,
         out: Decisions,
+        link_rate: float = 0.0,
     ) -> Pending:
         kids = {one.key: self._next(1) for one in keys if one.same_as is None}
         entries = [
@@ -160,8 +166,20 @@ class Catalog:
             applied = (one.rule, spec.for_key(one.key), one.reduce, one.allow_nan, one.absent)
             return (*applied, self._coding.apart(one), alone)
 
+        measured = self._block_bytes or block_bytes_on(link_rate, _total_bytes(keys))
+
+        def block_bytes(entry: KeyEntry) -> int:
+            # What a codec makes of a block depends on its borders: they are the same in each run.
+            given = self._block_bytes or BLOCK_BYTES
+            return measured if self._coding.is_dense(entry.spec) else given
+
         blocks = plan(
-            entries, servers, together=together, bid_first=self._counts[2], load=self._load(servers)
+            entries,
+            servers,
+            together=together,
+            bid_first=self._counts[2],
+            load=self._load(servers),
+            block_bytes=block_bytes,
         )
         size = len(encode((entries, blocks)))
         if size > PACKET_BYTES_MAX:
@@ -232,6 +250,10 @@ class Catalog:
                 again.waiting = pending.waiting
                 restarted.append(again)
         return restarted
+
+
+def _total_bytes(keys: Sequence[KeySpec]) -> int:
+    return sum(size_of(one) * DTYPES[one.dtype].itemsize for one in keys if one.same_as is None)
 
 
 def _check_tie(one: KeySpec, owner: KeySpec | None) -> None:

@@ -17,7 +17,7 @@ from zkv.wire import KeySpec
 from zkv_brokers.widths import Widths, widths
 from zkv_codecs.auto import Auto
 from zkv_codecs.deltas import down_plan
-from zkv_codecs.plan import Plan, plan
+from zkv_codecs.plan import NONE, Plan, plan
 
 
 def _never() -> float:
@@ -75,6 +75,14 @@ class Coding:
             return "", ""
         size = size_of(spec)
         return self.up.exempt(spec.key, size), self.down.exempt(spec.key, size)
+
+    def is_dense(self, spec: KeySpec) -> bool:
+        """Whether a key travels as it is, both ways."""
+        size = size_of(spec)
+        plans = (self.up, self.down)
+        return not DTYPES[spec.dtype].floating or all(
+            one.adaptive is None and one.for_key(spec.key, size) == NONE for one in plans
+        )
 
     # --- the books ---------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ class RouterConfig:
     """How workers encode their gradients (text form of `zkv_codecs.plan`)."""
     codec_down: str = "none"
     """How servers encode what grants send (the same text form)."""
+    block_bytes: int = 0
+    """The size of blocks; 0: by the link of the worker that initialises."""
     streaming: bool = True
     """Send the next version block by block while contributions come in, where the policy lets it be
     known what they will be."""

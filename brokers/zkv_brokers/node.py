@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from zkv import control as c
 from zkv.alignment import RoundTrips
-from zkv.data_messages import Data
+from zkv.data_messages import Data, Probe, Probed
 from zkv.dtypes import Array
 from zkv.errors import BrokerLost, ClusterNotReady, VersionMismatch, ZkvError, from_code
 from zkv.link import Link
@@ -131,6 +131,11 @@ class Node:
         Raises:
             ProtocolError: it is not for servers.
         """
+        if isinstance(message, Probe):
+            # Of whom the log does not speak yet, too: it changes nothing.
+            index = 0 if self.welcome is None else self.welcome.index
+            probed = Probed(index, message.incarnation, message.number)
+            return [ToWorker(message.incarnation, probed, None)]
         self._carry(self.shard.take(FromWorker(message, payload), now))
         out, self._out = self._out, []
         return out

@@ -326,6 +326,7 @@ def status(router: Router) -> dict[str, Any]:
         }
         if model is not None
         else {},
+        "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
         "imbalance": round(
             imbalance(
                 list(layout.blocks.values()), router.config.servers, lambda b: layout.block_bytes(b)

@@ -52,7 +52,7 @@ class Router:
         self.coding = Coding(
             config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
         )
-        self.catalog = Catalog(self.layout, self.coding)
+        self.catalog = Catalog(self.layout, self.coding, config.block_bytes)
         self.groups = Groups(
             self.layout,
             self.catalog,

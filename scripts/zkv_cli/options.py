@@ -168,6 +168,13 @@ TRAINING = (
         "How parameters are compressed on their way to workers: none, fp16, int8, ... (no +ef).",
     ),
     Setting(
+        "block_bytes",
+        str,
+        ("--block-bytes",),
+        "Size of the blocks that keys are cut into, such as 256KiB; 0: by the link's measured "
+        "speed (default).",
+    ),
+    Setting(
         "min_workers",
         int,
         ("--min-workers",),

@@ -53,6 +53,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         staleness=section.staleness,
         codec=section.codec,
         codec_down=section.codec_down,
+        block_bytes=section.block_bytes,
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,

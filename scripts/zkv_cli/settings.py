@@ -25,8 +25,10 @@ from pydantic_settings import (
 
 from zkv.errors import ConfigError
 from zkv.optimizer_spec import optimizer
+from zkv.placement import BLOCK_BYTES_LEAST
 from zkv.policy import policy
 from zkv.staleness import staleness
+from zkv.wire import PAYLOAD_BYTES_MAX
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 from zkv_net.sockets import split_address
@@ -105,6 +107,15 @@ def _codec_down(text: str) -> str:
     return down_plan(text).text
 
 
+def _blocks(value: int) -> int:
+    if value and not BLOCK_BYTES_LEAST <= value <= PAYLOAD_BYTES_MAX:
+        raise ValueError(
+            f"blocks of {value} bytes: from {BLOCK_BYTES_LEAST} to {PAYLOAD_BYTES_MAX}, or 0: by "
+            "the link's measured speed"
+        )
+    return value
+
+
 LIVE: Mapping[str, Callable[[str], str]] = {
     "lr": _rate,
     "policy": _policy,
@@ -143,6 +154,7 @@ class BrokerSection(Section):
     staleness: Annotated[str, AfterValidator(_staleness)] = "none"
     codec: Annotated[str, AfterValidator(_codec)] = "none"
     codec_down: Annotated[str, AfterValidator(_codec_down)] = "none"
+    block_bytes: Annotated[int, BeforeValidator(size), AfterValidator(_blocks)] = 0
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0

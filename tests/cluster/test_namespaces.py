@@ -253,3 +253,17 @@ def test_nothing_that_others_cannot_reach_is_announced(network: Network) -> None
         assert done.returncode == 2, done.stderr
         assert word in done.stderr
         assert "--advertise" in done.stderr
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_blocks_are_cut_to_the_speed_of_the_link(network: Network, codec: str) -> None:
+    """With a codec, whose results depend on a block's borders, they are the same on any link."""
+    network.far.must("tc qdisc add dev far root tbf rate 100mbit burst 32kb latency 400ms")
+    code = "import numpy, zkv; zkv.connect().init({'w': numpy.zeros(700_000, 'float32')})"
+    everywhere = ("--bind", "tcp://0.0.0.0:0", *OPEN)
+    with role(network.head, "up", "--codec", codec, *everywhere) as broker:
+        done = network.far.run(sys.executable, "-c", code, ZKV_BROKER=broker)
+        assert done.returncode == 0, done.stderr
+        told = network.far.run(*ZKV, "status", "--json", "--broker", broker)
+    largest = json.loads(told.stdout)["block_bytes"]
+    assert largest == (64 * 1024 if codec == "none" else 1024 * 1024)

@@ -234,6 +234,19 @@ def test_d41_a_gradient_on_a_device_is_read_in_the_order_of_pytorchs_stream(
             assert machine.current == (0, 0)
 
 
+def test_cupy_is_looked_for_only_for_a_gradient_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To search all of sys.path takes longer than all the rest of a small gradient's push."""
+    from zkv_workers import torch_tensors
+
+    def find_spec(name: str) -> None:
+        raise AssertionError(f"{name} is looked for")
+
+    monkeypatch.setattr(torch_tensors.importlib.util, "find_spec", find_spec)
+    grad = torch.arange(3.0)
+    with torch_tensors.in_order_of(grad):
+        assert torch_tensors.gradient_of(grad, 2.0).tolist() == [0.0, 2.0, 4.0]
+
+
 # --- cancelled and broken --------------------------------------------------------------------
 
 

@@ -48,6 +48,8 @@ def consistent(layout: Layout) -> None:
         assert layout.block_bytes(block) == block.size * layout.dtype(block).itemsize
         for kid in block.kids:
             assert block.bid in layout.blocks_of_key[kid]
+    for kid in layout.blocks_of_key:
+        assert list(layout.blocks_with(kid)) == layout.blocks_for([kid])
     assert layout.entries.keys() == layout.group_of.keys() == layout.blocks_of_key.keys()
     assert set(layout.kid_of.values()) == set(layout.entries)
 

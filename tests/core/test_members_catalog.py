@@ -141,13 +141,20 @@ SGD = optimizer("sgd:lr=0.1")
 class Shelf:
     """A catalog with two servers, and what it has decided so far."""
 
-    def __init__(self, codec: str = "none", codec_down: str = "none") -> None:
+    def __init__(self, codec: str = "none", codec_down: str = "none", block_bytes: int = 0) -> None:
         self.coding = Coding(codec, codec_down)
-        self.catalog = Catalog(Layout(), self.coding)
+        self.catalog = Catalog(Layout(), self.coding, block_bytes)
         self.out = Decisions(0)
 
-    def offer(self, incarnation: int, *specs: KeySpec, plain: bool = False, token: int = 1) -> Any:
-        message = c.Offer(token, list(specs), plain)
+    def offer(
+        self,
+        incarnation: int,
+        *specs: KeySpec,
+        plain: bool = False,
+        token: int = 1,
+        rate: float = 0.0,
+    ) -> Any:
+        message = c.Offer(token, list(specs), plain, rate)
         return self.catalog.offer(incarnation, message, plain, 2, SGD, self.out)
 
     def entries(self, kind: type) -> list[Any]:
@@ -364,3 +371,49 @@ def test_a_second_initialisation_goes_to_the_emptier_server() -> None:
     shelf.catalog.complete(large, 1)
     small = shelf.offer(11, B)
     assert {one.server for one in small.blocks} == {1 - block.server}
+
+
+LARGE = KeySpec("large", "float32", (1 << 20,))
+MIB = 1 << 20
+
+
+def largest(pending: Pending) -> dict[str | int, int]:
+    """The size of the largest block of each key, in bytes."""
+    keys = {entry.kid: entry.spec.key for entry in pending.entries}
+    sizes: dict[str | int, int] = {}
+    for block in pending.blocks:
+        for segment in block.segments:
+            key = keys[segment.kid]
+            sizes[key] = max(sizes.get(key, 0), 4 * (segment.stop - segment.start))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "rate", "codec", "codec_down", "expected"),
+    [
+        (0, 0.0, "none", "none", MIB),
+        (0, 50e6, "none", "none", 64 * 1024),
+        (0, 125e6, "none", "none", 128 * 1024),
+        (0, 3e9, "none", "none", MIB),
+        # What a codec makes of a block depends on its borders, which have to be the same each time.
+        (0, 50e6, "int8", "none", MIB),
+        (0, 50e6, "none", "int8", MIB),
+        (0, 50e6, "auto", "none", MIB),
+        (0, 50e6, "int8;large=none", "none", 64 * 1024),
+        (256 * 1024, 50e6, "none", "none", 256 * 1024),
+        (256 * 1024, 50e6, "int8", "none", 256 * 1024),
+    ],
+)
+def test_blocks_of_what_is_sent_dense_are_as_large_as_the_link_of_the_initialiser_likes(
+    block_bytes: int, rate: float, codec: str, codec_down: str, expected: int
+) -> None:
+    shelf = Shelf(codec, codec_down, block_bytes)
+    assert largest(shelf.offer(11, LARGE, rate=rate)) == {"large": expected}
+
+
+def test_who_takes_over_an_initialisation_gets_blocks_whatever_its_link() -> None:
+    shelf = Shelf()
+    shelf.offer(11, LARGE, rate=50e6)
+    shelf.offer(22, LARGE, token=2)
+    (again,) = shelf.catalog.lost(11, 2, SGD, shelf.out)
+    assert largest(again) == {"large": MIB}

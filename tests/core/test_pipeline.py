@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from single_blocks import layout, received, spec
 
 from zkv.errors import WaitTimeout
+from zkv.layout import Layout
 from zkv.time_split import Meter
+from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
 from zkv_codecs.backend import NUMPY
 from zkv_workers import signals as s
 from zkv_workers.encoding import LONG, Encoder, Sealed
@@ -123,6 +125,8 @@ class Bench:
         self.meter = Meter(itertools.count().__next__)
         self.sent: dict[int, s.SendBlock] = {}
         self.threads: dict[int, str] = {}
+        self.fed: list[int] = []
+        """How many blocks were handed over each time."""
         self.outlet = Outlet(self.encoder, self.pipeline, self.feed, self.feed, self.meter)
         self.number = 0
         self.gate = threading.Event()
@@ -131,10 +135,12 @@ class Bench:
     def pause(self) -> None:
         assert self.gate.wait(10.0)
 
-    def feed(self, event: s.Input) -> None:
-        assert isinstance(event, s.SendBlock)
-        self.sent[event.bid] = event
-        self.threads[event.bid] = threading.current_thread().name
+    def feed(self, *events: s.Input) -> None:
+        self.fed.append(len(events))
+        for event in events:
+            assert isinstance(event, s.SendBlock)
+            self.sent[event.bid] = event
+            self.threads[event.bid] = threading.current_thread().name
 
     def batch(self) -> Outgoing:
         self.number += 1
@@ -157,6 +163,27 @@ def bench() -> Any:
 
 def noise(seed: int, size: int = LONG) -> Array:
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def test_blocks_of_a_gradient_are_handed_over_together_but_not_all_of_a_large_one() -> None:
+    bench = Bench("none")
+    size, count = 2**18, 20
+    spans = [(at * size, (at + 1) * size) for at in range(count)]
+    spans.append((count * size, count * size + 7))
+    entry = KeyEntry(0, KeySpec("w", "float32", (spans[-1][1],)))
+    bench.layout = Layout()
+    bench.layout.add(
+        [entry], [BlockSpec(at, 0, [Segment(0, *one)]) for at, one in enumerate(spans)]
+    )
+    gradient = noise(1, spans[-1][1])
+    expected = gradient.copy()
+    assert bench.batch().push("w", gradient, lend=False).done()
+    gradient[:] = 7.0
+    # Of 1 MiB each, and TOGETHER_BYTES are 8 MiB.
+    assert bench.fed == [8, 8, 5]
+    assert list(bench.sent) == list(range(count + 1))
+    sent = np.concatenate([one.sealed.payload for one in bench.sent.values()])
+    np.testing.assert_array_equal(sent, expected)
 
 
 def test_large_blocks_are_encoded_beside_the_caller_and_small_ones_at_once(bench: Bench) -> None:

@@ -14,7 +14,15 @@ from strategies import Model, models
 
 from zkv.dtypes import DTYPES
 from zkv.layout import size_of, whole
-from zkv.placement import BLOCK_BYTES, BUCKET_BYTES, imbalance, plan
+from zkv.placement import (
+    BLOCK_BYTES,
+    BLOCK_S,
+    BLOCKS_MANY,
+    BUCKET_BYTES,
+    block_bytes_on,
+    imbalance,
+    plan,
+)
 from zkv.wire import BlockSpec, KeyEntry, KeySpec
 
 LOADS = (40, 25, 10, 8, 6, 5, 3, 3)
@@ -184,3 +192,22 @@ def test_a_large_key_is_cut_into_blocks_of_1_mib_on_all_servers() -> None:
 def test_other_names_of_a_key_take_no_place() -> None:
     tied = KeyEntry(0, KeySpec("tied", "int8", (9,), same_as="k0"))
     assert plan([*entries([9]), tied], 1, together=alike) == plan(entries([9]), 1, together=alike)
+
+
+@given(rate=st.floats(1.0, 1e12), total=st.integers(1, 2**40))
+def test_a_block_is_a_power_of_two_that_the_link_carries_in_time_if_that_is_not_too_small(
+    rate: float, total: int
+) -> None:
+    size = block_bytes_on(rate, total)
+    assert size.bit_count() == 1
+    assert BUCKET_BYTES <= size <= BLOCK_BYTES
+    assert size == BLOCK_BYTES or total / size <= BLOCKS_MANY
+    in_time = size <= rate * BLOCK_S
+    smaller_would_not_do = size // 2 < max(BUCKET_BYTES, total / BLOCKS_MANY)
+    assert in_time or smaller_would_not_do
+    # It is the largest of those.
+    assert size == BLOCK_BYTES or 2 * size > rate * BLOCK_S
+
+
+def test_a_link_of_which_nothing_is_known_gets_blocks_of_1_mib() -> None:
+    assert block_bytes_on(0.0, 10**8) == BLOCK_BYTES == 1024 * 1024

@@ -183,9 +183,10 @@ class Bench:
         )
         self.number = 0
 
-    def feed(self, event: s.Input) -> None:
-        assert isinstance(event, s.SendBlock)
-        self.sent.append((event.bid, event.sealed))
+    def feed(self, *events: s.Input) -> None:
+        for event in events:
+            assert isinstance(event, s.SendBlock)
+            self.sent.append((event.bid, event.sealed))
 
     def batch(self) -> Outgoing:
         self.number += 1

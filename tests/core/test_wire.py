@@ -54,7 +54,7 @@ def decode_packet(frame: bytes, *, by_broker: bool = False) -> c.Packet:
 
 
 def payload_bytes(message: d.Data) -> int | None:
-    return 8 if isinstance(message, d.Push | d.Block) else None
+    return 8 if isinstance(message, d.Push | d.Block | d.Probe) else None
 
 
 # --- round trips -----------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def test_frames_without_a_place_for_a_header_are_refused(frames: list[bytes]) ->
 @given(message=data_messages, size=st.integers(0, 100))
 def test_a_payload_stands_exactly_where_one_belongs(message: d.Data, size: int) -> None:
     header = d.encode_data(message)
-    wrong = None if isinstance(message, d.Push | d.Block) else size
+    wrong = None if isinstance(message, d.Push | d.Block | d.Probe) else size
     with pytest.raises(ProtocolError, match="payload frame"):
         d.decode_data(header, wrong)
 
@@ -440,7 +440,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Waiting("worker 2 is late"),
     c.Fatal("ServerLost", "server 1 is gone"),
     c.Bye("done"),
-    c.Offer(1, [key.spec for key in KEYS], False),
+    c.Offer(1, [key.spec for key in KEYS], False, 5e7),
     c.UsePool(9, 1797, 32, 1, True, 2),
     c.Begin(),
     c.Plain(2, "w\u00e9"),
@@ -485,6 +485,8 @@ GOLDEN_DATA: list[d.Data] = [
     d.Block(0, 1048577, 0, 4, 9, 0, "none", [], None, 8, (d.Delta("int8", FORM, 12),)),
     d.Ack(0, 1048577, [(NAME, 0), (NAME, -1)]),
     d.Fenced(0, 1048577, "no member"),
+    d.Probe(1048577, 3),
+    d.Probed(0, 1048577, 3),
 ]
 
 

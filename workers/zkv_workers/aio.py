@@ -162,7 +162,7 @@ class AsyncWorker:
             self._encoder,
             self._pipeline,
             driver.feed,
-            lambda event: driver.beside(driver.feed, event),
+            lambda *events: driver.beside(driver.feed, *events),
             self._ledger.meter,
             self._ledger.spans,
         )

@@ -79,9 +79,9 @@ class Worker:
         if self._left or self._loop.is_closed():
             raise Closed("the worker has left")
 
-    def _feed(self, event: s.Input) -> None:
+    def _feed(self, *events: s.Input) -> None:
         self._check()
-        self._loop.call_soon_threadsafe(self._driver.feed, event)
+        self._loop.call_soon_threadsafe(self._driver.feed, *events)
 
     def _start(
         self, make: Callable[[int], s.Input], behind: Pipeline | None = None

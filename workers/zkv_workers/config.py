@@ -32,5 +32,7 @@ class SessionConfig:
     trace: str = ""
     """The folder that its spans are left in at the end; "": nowhere."""
     window_bytes: int = 64 * 1024 * 1024
+    measures: bool = False
+    """Measure the way to a server before keys are initialised: it may be a slow link."""
     priority: bool = True
     """Send what the next forward pass needs first before the rest; else as it was pushed."""

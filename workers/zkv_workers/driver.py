@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import logging
 import time
@@ -50,6 +51,9 @@ class Driver:
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {', '.join(ROUTES)}")
         net.resolvable(config.broker)
+        # Where the broker is on loopback, all is on one machine.
+        far = not is_loopback(split_address(config.broker)[0])
+        config = dataclasses.replace(config, measures=far)
         self.session = Session(config, instance=net.instance_number())
         self.cancelled: Callable[[int], None] = lambda batch: None
         self._route = route
@@ -123,10 +127,11 @@ class Driver:
         if future.cancelled() and not self._closed:
             self.feed(s.GiveUp(token))
 
-    def feed(self, event: s.Input) -> None:
-        """Give the session an input and carry out what it says."""
+    def feed(self, *events: s.Input) -> None:
+        """Give the session inputs, in this order, and carry out what it says to all of them."""
         if not self._closed:
-            self.session.take(event, now())
+            for event in events:
+                self.session.take(event, now())
             self.flush()
 
     def flush(self) -> None:

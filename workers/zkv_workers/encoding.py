@@ -142,7 +142,7 @@ class Encoder:
     def on_device(self, layout: Layout, kid: int) -> bool:
         """Return whether a key's gradient may stay on its device: its codec has kernels there, and
         it shares its blocks with no other key. What `auto` measures, it measures on the host."""
-        ways = [self._way(layout, block) for block in layout.blocks_for([kid])]
+        ways = [self._way(layout, block) for block in layout.blocks_with(kid)]
         return all(
             len(one.block.segments) == 1 and one.unit is None and devices.has_kernels(one.codec)
             for one in ways
@@ -157,7 +157,7 @@ class Encoder:
             PushRefused: a value is NaN, infinite or above 1e37, the codec is lossy, and the plan
                 says "raise".
         """
-        blocks = layout.blocks_for([kid])
+        blocks = layout.blocks_with(kid)
         ways = [self._way(layout, block) for block in blocks]
         lossy = next((one for one in ways if one.unit is not None or one.codec.lossy), None)
         dtype = DTYPES[layout.entries[kid].spec.dtype]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -22,6 +23,17 @@ from zkv_workers.model import BatchState
 from zkv_workers.packing import Full, Key
 from zkv_workers.pipeline import Pipeline
 
+TOGETHER_BYTES = 8 * 2**20
+"""A gradient's blocks are handed over together, as each time wakes the I/O thread, which then takes
+turns with the caller; but a larger gradient is on its way while its rest is copied."""
+
+
+class Feed(Protocol):
+    """Takes inputs of a session."""
+
+    def __call__(self, *events: s.Input) -> None:
+        """Take these, in this order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
@@ -30,8 +42,8 @@ class Outlet:
 
     encoder: Encoder
     pipeline: Pipeline
-    feed: Callable[[s.Input], None]
-    feed_beside: Callable[[s.Input], None]
+    feed: Feed
+    feed_beside: Feed
     meter: Meter
     spans: Spans | None = None
 
@@ -64,9 +76,8 @@ class Outgoing:
         """Send what a gradient has completed; see `Batch.push`."""
         weight = self.state.declared
         full = self.state.packer.add(key, gradient)
-        self._send_staged([one for one in full if one.staged])
-        futures = [self._send(one, lend, weight) for one in full if not one.staged]
-        if lend and any(futures) and isinstance(gradient, np.ndarray):
+        beside = self._send(full, lend, weight)
+        if lend and beside and isinstance(gradient, np.ndarray):
             return self._lend(key, gradient)
         done: Future[None] = Future()
         done.set_result(None)
@@ -74,11 +85,7 @@ class Outgoing:
 
     def rest(self) -> None:
         """Send the buckets in which some keys were skipped."""
-        full = self.state.packer.rest()
-        self._send_staged([one for one in full if one.staged])
-        for one in full:
-            if not one.staged:
-                self._send(one, lend=False, weight=None)
+        self._send(self.state.packer.rest(), lend=False, weight=None)
 
     def drop(self) -> None:
         """Nothing of the batch counts: what was encoded of it is taken back."""
@@ -90,18 +97,32 @@ class Outgoing:
         else:
             encoder.settled(number, counted=False)
 
-    def _send(self, full: Full, lend: bool, weight: float | None) -> bool:
-        """Encode a block at once, or hand it to the pipeline; return whether that has it now."""
-        state, encoder = self.state, self.outlet.encoder
-        block = state.layout.blocks[full.bid]
-        if not encoder.takes_long(state.layout, block):
-            sealed = self._seal(full, TRAINING)
-            self.outlet.feed(s.SendBlock(state.number, full.bid, sealed, weight))
-            return False
-        if not (full.own or lend):
-            full = full.copied()
+    def _send(self, full: list[Full], lend: bool, weight: float | None) -> bool:
+        """Send blocks, each encoded at once or by the pipeline; return whether that has one now."""
+        state, encoder, beside = self.state, self.outlet.encoder, False
+        self._send_staged([one for one in full if one.staged])
+        ready: list[s.SendBlock] = []
+        nbytes = 0
+        for one in full:
+            if one.staged:
+                continue
+            if encoder.takes_long(state.layout, state.layout.blocks[one.bid]):
+                self._send_beside(one if one.own or lend else one.copied(), weight)
+                beside = True
+                continue
+            sealed = self._seal(one, TRAINING)
+            ready.append(s.SendBlock(state.number, one.bid, sealed, weight))
+            nbytes += sealed.payload.nbytes
+            if nbytes >= TOGETHER_BYTES:
+                self.outlet.feed(*ready)
+                ready, nbytes = [], 0
+        if ready:
+            self.outlet.feed(*ready)
+        return beside
+
+    def _send_beside(self, full: Full, weight: float | None) -> None:
+        """Let the pipeline encode a block."""
         self._put(lambda: iter([(full.bid, self._seal(full, ENCODER))]), full.values.nbytes, weight)
-        return True
 
     def _send_staged(self, full: list[Full]) -> None:
         """Hand blocks whose gradients are on devices to the pipeline: only there they are waited

@@ -124,12 +124,12 @@ class Packer:
         if flat is None:
             self._left_out.add(kid)
             return []
-        blocks = layout.blocks_for([kid])
+        blocks = layout.blocks_with(kid)
         return [one for block in blocks if (one := self._fill(block, kid, flat)) is not None]
 
     def _cuts(self, kid: int) -> list[int]:
         """Return where a key's blocks begin and end."""
-        segments = [one for block in self._layout.blocks_for([kid]) for one in block.segments]
+        segments = [one for block in self._layout.blocks_with(kid) for one in block.segments]
         return sorted({at for one in segments if one.kid == kid for at in (one.start, one.stop)})
 
     def seal(self, full: Full) -> Sealed:

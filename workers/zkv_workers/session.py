@@ -22,6 +22,7 @@ from zkv_workers.behind import Behind
 from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
 from zkv_workers.incoming import Incoming
+from zkv_workers.link_probe import LinkProbe
 from zkv_workers.pulls import Pulls
 from zkv_workers.requests import Requests
 from zkv_workers.told import Told
@@ -44,7 +45,8 @@ class Session:
         )
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
-        self._told = Told(self._link)
+        self._told = Told(self._link, measuring=config.measures)
+        self._probe = LinkProbe(config.measures, self._told.measured)
         self.made = Contributions(
             self.layout, self._link, self.uploads, self._answer, self._told.tell
         )
@@ -181,12 +183,8 @@ class Session:
                 raise AssertionError(f"no such input: {event}")
 
     def _hello(self) -> None:
-        config = self.config
-        self._link.send(
-            c.WorkerHello(
-                config.name, config.rank, config.world, config.observer, config.host, config.pid
-            )
-        )
+        me = self.config
+        self._link.send(c.WorkerHello(me.name, me.rank, me.world, me.observer, me.host, me.pid))
 
     def _begun(self) -> None:
         if self.made.started:
@@ -315,6 +313,7 @@ class Session:
             s.Connect(tuple((at.index, at.address) for at in message.servers), message.data_address)
         )
         self._greet()
+        self._out += self._probe.begin(message, self.now)
         member = s.Membership(message.number, message.incarnation, message.world, message.policy)
         for token in self.requests.named("the cluster"):
             self._answer(token, member)
@@ -365,6 +364,8 @@ class Session:
         match message:
             case d.Ack():
                 self.uploads.acknowledged(message, self.now)
+            case d.Probed():
+                self._out += self._probe.answered(message, self.now)
             case d.Block() if payload is not None:
                 self.incoming.take(message, payload, self.now)
                 self._begun()
@@ -392,6 +393,7 @@ class Session:
             text = f"nothing was heard of the broker at {self.config.broker} for {silent_s:.1f} s"
             self.fail(errors.BrokerLost(text))
             return
+        self._probe.tick(self.now)
         late = self.uploads.owing() | self.downloads.owing()
         self.requests.owes(late, () if self.member is None else self.member.servers)
         self._out += self.requests.tick(self.now, joined=joined, heard=heard is not None)

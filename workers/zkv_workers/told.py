@@ -16,9 +16,12 @@ from zkv_workers import signals as s
 class Told:
     """Offers of keys, and the pool of samples."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, measuring: bool = False) -> None:
         self.inside = False
         """Whether the broker has let this worker in: nothing but the hello may be said before."""
+        self._measuring = measuring
+        """Whether offers wait until it is known how fast the link is."""
+        self._link_rate = 0.0
         self._link = link
         self._offers: dict[int, s.Initialise] = {}
         self._pool: s.UsePool | None = None
@@ -31,7 +34,14 @@ class Told:
     def offer(self, event: s.Initialise) -> None:
         """Tell the broker which keys this worker initialises."""
         self._offers[event.token] = event
-        self.tell(c.Offer(event.token, list(event.specs), event.plain))
+        if not self._measuring:
+            self.tell(c.Offer(event.token, list(event.specs), event.plain, self._link_rate))
+
+    def measured(self, rate: float) -> None:
+        """The link carries so many bytes a second (0.0: not known): what has waited is said."""
+        self._measuring, self._link_rate = False, rate
+        for offer in list(self._offers.values()):
+            self.offer(offer)
 
     def use_pool(self, event: s.UsePool) -> None:
         """Tell the broker which samples are to be dealt out."""
