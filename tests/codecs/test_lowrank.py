@@ -183,7 +183,9 @@ def test_tiny_and_huge_entries_are_no_trouble(seed, magnitude):
     packed, state = sent(codec, array)
     assert np.isfinite(packed.values).all()
     assert np.isfinite(state[0]).all()
-    assert norm(array - decoded(codec, packed)) <= norm(array) * 1.001
+    # Each entry is rounded to a multiple of the smallest float32.
+    rounded = np.sqrt(array.size) * 2.0**-149
+    assert norm(array - decoded(codec, packed)) <= norm(array) * 1.001 + rounded
 
 
 def test_the_largest_numbers_survive():
