@@ -94,6 +94,8 @@ class Options:
     skips: int = 0
     """Of so many batches in a row, told by the version that was granted, one pushes `v` and another
     one `w`; 0: all push both."""
+    priority: bool = True
+    """Send what the next forward pass needs first before the rest; else as it came."""
     measures: bool = False
     """Whether workers measure their links first."""
     until_s: float = 400.0
@@ -262,6 +264,7 @@ class Sim:
             f"tcp://sim:{100 + index}",
             budget_bytes=self.options.budget_bytes,
             window_bytes=self.options.window_bytes,
+            priority=self.options.priority,
         )
         return n.Node(config, instance=self.number(), now=0.0)
 
@@ -322,6 +325,7 @@ class Sim:
             world=self.options.workers,
             wait_timeout_s=300.0,
             window_bytes=self.options.window_bytes,
+            priority=self.options.priority,
             prefetch=self.options.prefetch,
             measures=self.options.measures,
         )
