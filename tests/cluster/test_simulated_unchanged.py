@@ -23,7 +23,7 @@ from zkv_brokers.store import BlockState, Pinned, Store
 from zkv_workers.assembly import Assembly
 from zkv_workers.transfers import Downloads
 
-SEEDS = 40
+SEEDS = 24
 MUTANT_SEEDS = 200
 
 
@@ -125,7 +125,7 @@ def test_without_faults_a_version_brings_just_what_has_changed(
 
 
 def test_values_on_demand_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(20):
+    for seed in range(10):
         simulate(seed, skipping(seed, on_demand=(0, 2), codec_down="none", staleness="none"))
 
 

@@ -154,7 +154,7 @@ class Divided:
         self._version = state.version
 
     def params(self, batch: AnyBatch) -> dict[Key, Array]:
-        """Return the worker's own values, to be changed in place; the same arrays in each round.
+        """Return the worker's own values, to be changed in place.
 
         Raises:
             Cancelled: the batch no longer counts.
