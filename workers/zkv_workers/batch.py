@@ -16,8 +16,9 @@ from zkv.time_split import Part
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.faces import Clock, Key, Ledger, named
-from zkv_workers.model import BatchState, Running, check_weight
+from zkv_workers.model import BatchState, check_weight
 from zkv_workers.outgoing import Outgoing, Outlet
+from zkv_workers.running import Running
 
 
 class AnyBatch(ABC):
@@ -55,6 +56,16 @@ class AnyBatch(ABC):
         if self._state is None or not self._entered:
             raise RuntimeError("use the batch inside its block: `with worker.batch() as batch:`")
         return self._state
+
+    @property
+    def _inside(self) -> BatchState:
+        state = self._open
+        if self.outcome != "open":
+            raise RuntimeError(
+                f"batch {state.number} is over: its gradients, weight and loss are said inside of "
+                "its block"
+            )
+        return state
 
     @property
     def _out(self) -> Outgoing:
@@ -224,7 +235,7 @@ class AnyBatch(ABC):
             UnknownKey, KeyMismatch: not a key of the model, pushed twice, wrong shape or dtype.
             PushRefused: it has NaN or Inf, which its codec cannot send.
         """
-        self._open.check()
+        self._inside.check()
         self._touched = True
         meter = self._ledger.meter
         began = meter.clock()
@@ -243,7 +254,7 @@ class AnyBatch(ABC):
         If another weight was named when the batch was begun, and something was pushed since, what
         was made of that is made again.
         """
-        state = self._open
+        state = self._inside
         state.weight = check_weight(weight)
         state.declared = None if state.declared is None else state.weight
 
@@ -253,7 +264,7 @@ class AnyBatch(ABC):
         What adapts the precision by the loss (`codec="bits:learned"`) listens to it; nothing else
         does.
         """
-        self._open.loss = float(loss)
+        self._inside.loss = float(loss)
 
     @property
     def outcome(self) -> str:
@@ -313,6 +324,7 @@ class AnyBatch(ABC):
         if self._computing is not None:
             self._spent_s, self._computing = self._computing.stop(self._waited_s), None
         self._running.remove(state.number)
+        self._running.leave(self)
 
     def _withdraw(self) -> None:
         assert self._outgoing is not None
