@@ -163,7 +163,7 @@ def test_a_weight_or_loss_that_is_none_withdraws_the_batch(just_in_time: bool) -
         for said in wrong:
             optimizer.zero_grad()
             model(torch.ones(1, 1)).sum().backward()
-            with pytest.raises(ValueError, match="weight|float"):
+            with pytest.raises(ValueError, match=r"weight|float"):
                 optimizer.step(**said)
             assert optimizer.last.outcome == "withdrawn"
         optimizer.zero_grad()
@@ -228,18 +228,22 @@ def test_a_weight_or_loss_that_is_none_withdraws_a_batch_of_jax() -> None:
     def body(worker: Any) -> None:
         optimizer = attach({"w": jnp.zeros(1)}, worker)
         gradients = {"w": jnp.ones(1)}
-        with pytest.raises(ValueError, match="weight nan"), optimizer.batch() as batch:
-            batch.push(gradients)
-            batch.set_weight(float("nan"))
-        assert batch.outcome == "withdrawn"
+
+        def block(weight: float) -> str:
+            with optimizer.batch() as batch:
+                batch.push(gradients)
+                batch.set_weight(weight)
+            return str(batch.wait())
+
+        with pytest.raises(ValueError, match="weight nan"):
+            block(float("nan"))
+        assert optimizer.last.outcome == "withdrawn"
         for said in ({"weight": -1}, {"loss": "none"}):
             optimizer.begin()
-            with pytest.raises(ValueError, match="weight|float"):
+            with pytest.raises(ValueError, match=r"weight|float"):
                 optimizer.step(gradients, **said)
             assert optimizer.last.outcome == "withdrawn"
-        with optimizer.batch() as batch:
-            batch.push(gradients)
-        assert batch.wait() == "committed"
+        assert block(1.0) == "committed"
         assert optimizer.pull()["w"].tolist() == [-1.0]
         optimizer.close()
         with pytest.raises(KeyMismatch, match=r"key 'other' is no part of the model"):
