@@ -137,7 +137,7 @@ def test_the_first_layer_is_computed_before_the_last_values_have_arrived() -> No
                 take(event, now)
 
         def release() -> None:
-            for event, now in kept:
+            for event, _ in kept:
                 worker._driver.feed(event)
 
         def after(*_: Any) -> None:
