@@ -8,6 +8,7 @@ would compete for the cores with what is measured.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -23,6 +24,8 @@ from typing import Any
 LAYERS, ENTRIES = 20, 131_072
 """512 KiB of float32 in each layer: a block of its own."""
 WORKERS, SERVERS = 2, 2
+WIDTH, SAMPLES = 362, 256
+"""Of the PyTorch model's layers, which have as many entries, and of its batches."""
 FORWARD = 1 / 3
 """Of the time to compute; the rest is backward."""
 SHARES = ((60, 40), (40, 60), (50, 50), (90, 10))
@@ -32,6 +35,8 @@ MODES = {
     "fifo": {"ZKV_FIFO": "1"},
     "serial": {},
     "prefetch": {"ZKV_PREFETCH": "1"},
+    "torch-overlap": {},
+    "torch-serial": {},
 }
 """Ways to send, and the variables that tell processes of them."""
 WARM = 2
@@ -72,6 +77,34 @@ def train(mode: str, compute_s: float, batches: int) -> list[float]:
                         batch.push(key, gradient)
             if mode == "serial":
                 batch.wait()
+    return [after - before for before, after in itertools.pairwise(begun)][WARM:]
+
+
+def train_torch(mode: str, batches: int) -> list[float]:
+    """Return what `train` does, of a PyTorch model that computes on one core."""
+    import torch
+
+    import zkv
+    from zkv.torch import attach
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers: list[Any] = []
+    for _ in range(LAYERS):
+        layers += [torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers)
+    samples = torch.randn(SAMPLES, WIDTH)
+    overlaps = mode != "torch-serial"
+    begun: list[float] = []
+    with zkv.connect() as worker:
+        optimizer = attach(model, worker, overlap=overlaps, early=overlaps)
+        for _ in range(batches + WARM + 1):
+            begun.append(time.perf_counter())
+            model(samples).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not overlaps:
+                optimizer.last.wait()
     return [after - before for before, after in itertools.pairwise(begun)][WARM:]
 
 
@@ -199,16 +232,28 @@ def measure(
         for compute, communication in shares:
             wanted_s = comm_s * compute / communication
             compute_s = run(instant, "overlap", wanted_s, batches)
-            for mode in MODES:
+            for mode in ("overlap", "fifo", "serial", "prefetch"):
                 batch_s = run(slow, mode, wanted_s, batches)
-                yield {
-                    "share": f"{compute}:{communication}",
-                    "compute_ms": round(1e3 * compute_s, 1),
-                    "comm_ms": round(1e3 * comm_s, 1),
-                    "mode": mode,
-                    "batch_ms": round(1e3 * batch_s, 1),
-                    "ideal_ms": round(1e3 * max(compute_s, comm_s), 1),
-                }
+                yield row(f"{compute}:{communication}", mode, compute_s, comm_s, batch_s)
+        if importlib.util.find_spec("torch") is None:
+            print("no row with PyTorch, which is not installed", file=sys.stderr)
+            return
+        compute_s = run(instant, "torch-overlap", 0.0, batches)
+        for mode in ("overlap", "serial"):
+            batch_s = run(slow, f"torch-{mode}", 0.0, batches)
+            yield row("torch", mode, compute_s, comm_s, batch_s)
+
+
+def row(share: str, mode: str, compute_s: float, comm_s: float, batch_s: float) -> dict[str, Any]:
+    """Return a row of the table."""
+    return {
+        "share": share,
+        "compute_ms": round(1e3 * compute_s, 1),
+        "comm_ms": round(1e3 * comm_s, 1),
+        "mode": mode,
+        "batch_ms": round(1e3 * batch_s, 1),
+        "ideal_ms": round(1e3 * max(compute_s, comm_s), 1),
+    }
 
 
 def share(text: str) -> tuple[int, int]:
@@ -221,7 +266,10 @@ def main() -> None:
     """Measure, and print it."""
     if sys.argv[1:2] == ["--worker"]:
         mode, compute_s, batches = sys.argv[2:]
-        print(json.dumps(train(mode, float(compute_s), int(batches))))
+        if mode.startswith("torch"):
+            print(json.dumps(train_torch(mode, int(batches))))
+        else:
+            print(json.dumps(train(mode, float(compute_s), int(batches))))
         return
     parser = argparse.ArgumentParser(prog="scripts/bench_overlap")
     parser.add_argument("--json", action="store_true")
@@ -233,11 +281,11 @@ def main() -> None:
     columns = ("share", "mode", "compute_ms", "comm_ms", "batch_ms", "ideal_ms")
     if not asked.json:
         print("  ".join(f"{column:>10}" for column in columns), " to ideal", flush=True)
-    for row in measure(asked.mbit, asked.batches, asked.share or SHARES):
-        rows.append(row)
+    for one in measure(asked.mbit, asked.batches, asked.share or SHARES):
+        rows.append(one)
         if not asked.json:
-            ratio = row["batch_ms"] / row["ideal_ms"]
-            cells = "  ".join(f"{row[column]!s:>10}" for column in columns)
+            ratio = one["batch_ms"] / one["ideal_ms"]
+            cells = "  ".join(f"{one[column]!s:>10}" for column in columns)
             print(f"{cells}  {ratio:8.2f}", flush=True)
     if asked.json:
         print(json.dumps(rows))

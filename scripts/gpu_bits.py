@@ -155,7 +155,7 @@ def pushed(text: str, place: Callable[[Array], Any]) -> Iterator[tuple[str, Arra
     layout.add([KeyEntry(0, KeySpec("w", "float32", (size,)))], blocks)
     encoder = Encoder(seed=5)
     for batch in range(1, 6):
-        encoder.use(f"{text if batch < 5 else 'none'};nonfinite=zero")
+        encoder.use(f"{text if batch < 5 else 'none'};small=0;nonfinite=zero")
         if batch == 4:
             encoder.settled(2, counted=False)
         gradient = np.random.default_rng(batch).standard_normal(size, np.float32)

@@ -92,6 +92,8 @@ class Options:
     on_demand: tuple[int, ...] = ()
     """The workers (by rank) that ask for values key by key, before and again after they compute."""
     prefetch: int = 0
+    priority: bool = True
+    """Send what the next forward pass needs first before the rest; else as it came."""
     measures: bool = False
     """Whether workers measure their links first."""
     until_s: float = 400.0
@@ -259,6 +261,7 @@ class Sim:
             f"tcp://sim:{100 + index}",
             budget_bytes=self.options.budget_bytes,
             window_bytes=self.options.window_bytes,
+            priority=self.options.priority,
         )
         return n.Node(config, instance=self.number(), now=0.0)
 
@@ -319,6 +322,7 @@ class Sim:
             world=self.options.workers,
             wait_timeout_s=300.0,
             window_bytes=self.options.window_bytes,
+            priority=self.options.priority,
             prefetch=self.options.prefetch,
             measures=self.options.measures,
         )

@@ -24,11 +24,16 @@ PERIOD_S = 0.5
 """For how long what is delivered is counted together at least, if the link never idles; and until
 it is `COUNTED` times what was under way at the begin, for which nothing is counted."""
 COUNTED = 8
+SUSTAINED = 8
+"""Of so many of the largest items a rate is made, if there ever are so many: fewer may pass at
+once what holds a link to its rate (a token bucket)."""
 GAIN = 2.0
 """Twice what the link holds: one that was used too little must show a higher rate."""
-SLACK_S = 0.004
+SLACK_S = 0.0018
 """How much longer than the shortest one a round trip may be without the link idling: a peer is
-busy with other things, or an answer stands behind what comes the other way."""
+busy with other things, or an answer stands behind what comes the other way. Blocks are cut so that
+one takes about as long (`placement.BLOCK_S`): two or three are in flight. Where more were, what is
+urgent waited for them at both ends, and batches took longer (`scripts/bench_overlap`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Pace:
     _delivered: int = 0
     """Less what was on its way then."""
     _per_byte_s: _Lowest = field(default_factory=_Lowest)
+    _per_byte_of_few_s: _Lowest = field(default_factory=_Lowest)
     _trips: _Lowest = field(default_factory=_Lowest)
     """(seconds, bytes) of items"""
 
@@ -115,8 +121,10 @@ class Pace:
             self._trips.note(now, now - found.at, found.size, only_lower=not found.alone)
 
     def _note_rate(self, nbytes: int, took_s: float, now: float) -> None:
+        few = nbytes < SUSTAINED * self._largest
         # An item may be there in the instant that it was sent; the clock's own step bounds it.
-        self._per_byte_s.note(now, max(took_s, 1e-6) / nbytes)
+        per_byte_s = max(took_s, 1e-6) / nbytes
+        (self._per_byte_of_few_s if few else self._per_byte_s).note(now, per_byte_s)
 
     def gone(self, name: Hashable) -> None:
         """An item is not wanted any more, or not on its way."""
@@ -128,7 +136,8 @@ class Pace:
     @property
     def rate(self) -> float:
         """The highest rate of late, in bytes per second; 0.0: nothing is known."""
-        return 1.0 / self._per_byte_s.value[0] if self._per_byte_s else 0.0
+        known = self._per_byte_s or self._per_byte_of_few_s
+        return 1.0 / known.value[0] if known else 0.0
 
     @property
     def trip_s(self) -> float:
@@ -141,7 +150,7 @@ class Pace:
     @property
     def credit_bytes(self) -> int:
         """How much may be in flight: whole items, two at least."""
-        if not self._per_byte_s:
+        if not self.rate:
             return self.first_bytes
         holds = self.rate * max(SLACK_S, GAIN * self.trip_s)
         # And one that is on the link's near end while what it holds is further on.

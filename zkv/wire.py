@@ -154,8 +154,12 @@ def split_route(frames: list[Any]) -> tuple[list[Any], list[Any]]:
     raise ProtocolError(f"no empty delimiter among the first frames of {len(frames)}")
 
 
-def open_envelope(frame: bytes | memoryview) -> Envelope:
+def open_envelope(frame: bytes | memoryview, *, whole: bool = False) -> Envelope:
     """Decode a packet's outer part and compare protocol versions.
+
+    `whole`: a frame that begins with another version's number, and is no envelope that holds
+    messages, is no packet. For who ends by a mismatch: any bytes may begin with a number. A broker,
+    which only answers, takes the number alone for a version, whatever form that one has.
 
     Raises:
         ProtocolError: too large, or not an envelope.
@@ -166,10 +170,19 @@ def open_envelope(frame: bytes | memoryview) -> Envelope:
     try:
         envelope = _envelope.decode(frame)
     except Exception as error:
-        compare_versions(frame)
+        if not whole:
+            compare_versions(frame)
         raise ProtocolError(f"not a packet: {error}") from error
+    if whole and envelope.protocol != PROTOCOL_VERSION and not _is_array(envelope.messages):
+        raise ProtocolError("not a packet: what it should hold is no list of messages")
     compare_versions(frame)
     return envelope
+
+
+def _is_array(raw: msgspec.Raw) -> bool:
+    """Return whether a msgpack value is an array, without reading it: it may be large."""
+    first = memoryview(raw)[0]
+    return first in (0xDC, 0xDD) or 0x90 <= first <= 0x9F
 
 
 class _JustVersion(Struct, array_like=True):

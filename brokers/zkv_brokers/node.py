@@ -113,7 +113,7 @@ class Node:
             ProtocolError: it is no packet.
         """
         try:
-            envelope = open_envelope(frame)
+            envelope = open_envelope(frame, whole=True)
         except VersionMismatch as error:
             self._fail(error)
             return self._flush(now)

@@ -20,12 +20,16 @@ So the two parts of the reward are kept apart, and each is estimated as well as 
 
 The width of the largest expected fall per second is used, the widest of those within 5 % (precision
 that costs nothing is kept). At times, less and less often, a neighbour of it is tried instead,
-unless its steps are worth less than half.
+unless it is expected to be so much slower that only chance could speak for it.
 
 What is known of widths beforehand is what their codecs keep back. Under a rule that divides by a
 root mean square of gradients that costs steps (`zkv_codecs.late`), and has to be known before: what
 a few noisy windows leave in a running mean of a thousand steps slows all windows after them alike,
-so no comparison of windows shows it.
+so no comparison of windows shows it. A width that was not in use yet counts by the most that this
+may cost, as with `auto`.
+
+It starts with the narrowest width that costs hardly a step under any rule: who asks for few bits
+has a slow link, and what is done in the first steps is not made up for later.
 """
 
 from __future__ import annotations
@@ -47,9 +51,15 @@ from zkv_codecs.bits import (
     fall,
     neighbour,
 )
-from zkv_codecs.late import late_under, steps_for_one
+from zkv_codecs.late import LATE, late_under, most_steps_for_one, steps_for_one
 
-FIRST = 8
+NEAR = 0.05
+KEPT_BACK = {2: 1.3, 4: 0.16, 8: 0.01, 16: 0.0, 32: 0.0}
+"""By width: the norm of the residual, in gradients. Measured on two models (docs/codecs.md)."""
+FIRST = min(bits for bits, kept in KEPT_BACK.items() if steps_for_one(kept, LATE) <= 1 + NEAR)
+SECOND_AT = 2
+"""Decisions until another width is tried for its seconds: the third window is the first whose fall
+there is another to hold against, so it tells of both."""
 FADE = 0.98
 """A window counts for this much of the one after it."""
 FADE_USUAL = 0.8
@@ -63,13 +73,9 @@ FALL_LEAST = 1e-9
 TRIES = 6.0
 """Decisions until exploring is half as likely as at first."""
 EXPLORE, EXPLORE_MIN = 0.3, 0.02
-NEAR = 0.05
-TRY_MOST = 2.0
-"""A width that needs this many steps for one is not tried by chance: what it leaves behind outlasts
-its window, so that a trial costs more than it can show."""
-KEPT_BACK = {2: 6.0, 4: 0.16, 8: 0.01, 16: 0.0, 32: 0.0}
-"""By width: the norm of the residual, in gradients. Measured on two models; that of 2 bits before
-`ternary+ef` sent what is nearest, and since then it is too high (docs/codecs.md)."""
+TRY_LEAST = 0.8
+"""A neighbour whose expected fall per second is below this share of the best is not tried by
+chance: what it leaves behind outlasts its window, and few windows could not speak for it."""
 STATES = ("rose", "stood", "fell")
 STOOD = 0.02
 """A log-loss that changes less in a window stood."""
@@ -182,7 +188,7 @@ class Learned(BitController[Learning]):
 
     def start(self) -> Learning:
         """See `BitController.start`."""
-        return Learning(FIRST, "step 0: a width from which others can be judged")
+        return Learning(FIRST, "step 0: it costs few bytes and hardly a step")
 
     def observe(self, state: Learning, seen: Observation) -> tuple[Learning, int]:
         """See `BitController.observe`."""
@@ -195,16 +201,22 @@ class Learned(BitController[Learning]):
         bits, why = best(state, self.late)
         chance = np.random.default_rng((self.seed, state.decisions)).random(2)
         explore = EXPLORE_MIN + EXPLORE / (1 + state.decisions / TRIES)
-        if state.decisions == 1:
+        if state.decisions < SECOND_AT:
+            bits, why = FIRST, "there is no other to judge it by yet"
+        elif state.decisions == SECOND_AT:
             bits, why = (
-                neighbour(FIRST, -1),
+                neighbour(FIRST, 1),
                 "with seconds of two widths those of others can be told",
             )
         elif chance[0] < explore:
             tried = neighbour(bits, -1 if chance[1] < 0.5 else 1)
-            if tried != bits and steps_for_one(KEPT_BACK[tried], self.late) < TRY_MOST:
+            if tried != bits and self._worth_a_try(state, bits, tried):
                 bits, why = tried, f"it is tried beside {bits} bits, which seemed best"
         return replace(state, bits=bits, why=f"step {state.step}: {why}")
+
+    def _worth_a_try(self, state: Learning, bits: int, tried: int) -> bool:
+        found = dict(zip(WIDTHS, rates(state, self.late), strict=True))
+        return found[tried] >= TRY_LEAST * found[bits]
 
 
 def _learn(state: Learning, every: int) -> Learning:
@@ -248,7 +260,8 @@ def expected_falls(state: Learning, late: float = 0.0) -> tuple[float, ...]:
 
     mean / steps + scale · (b(A) + b(C − A)): A is a width's mean advantage over all states, C that
     in this state, and b takes off what chance may account for, 2 / √n, as advantages are scaled to
-    a deviation of about 1. `steps` of a width are worth a dense one, by what it keeps back.
+    a deviation of about 1. `steps` of a width are worth a dense one, by what it keeps back; of one
+    that was never in use it is the most that it may be.
     """
     count, total = state.mean
     mean, scale = max(FALL_LEAST, total / count if count else 0.0), _scale(state)
@@ -259,7 +272,8 @@ def expected_falls(state: Learning, late: float = 0.0) -> tuple[float, ...]:
         general = sum(s for _, s in cells) / n_all if n_all else 0.0
         here = cells[state.recent][1] / n - general if n else 0.0
         beyond = _beyond_chance(general, n_all) + _beyond_chance(here, n)
-        found.append(mean / steps_for_one(KEPT_BACK[bits], late) + scale * beyond)
+        worth = steps_for_one if state.seconds[at][0] else most_steps_for_one
+        found.append(mean / worth(KEPT_BACK[bits], late) + scale * beyond)
     return tuple(found)
 
 

@@ -6,9 +6,9 @@ divides by the root of a running mean of squares of what arrives, and that is no
 an element whose gradients are small it is mostly the codec's noise. With a residual of ρ gradients
 an update is up to √(1 + ρ²) times shorter there, and as long as it was where gradients are large.
 (1 + ρ²)^¼, the geometric middle, is about what was measured on a text; to a loss that hardly falls
-any more it is up to the square of that (`scripts/bench_adaptive --what late`; docs/codecs.md). That
-error feedback and Adam do not go together is the observation of 1-bit Adam (Tang et al., ICML 2021,
-arXiv:2102.02888).
+any more, with the last layer in the codec too, it was up to the square of that, and less with that
+layer dense (`scripts/bench_adaptive --what late`; docs/codecs.md). That error feedback and Adam do
+not go together is the observation of 1-bit Adam (Tang et al., ICML 2021, arXiv:2102.02888).
 """
 
 from __future__ import annotations

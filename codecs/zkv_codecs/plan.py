@@ -1,6 +1,6 @@
 """Which key is sent with which codec: one for all, exceptions by pattern, small tensors dense.
 
-As text: `topk:0.01+int8+ef;*.bias=none;small=1024;nonfinite=skip`. In place of the codec for all
+As text: `topk:0.01+int8+ef;*.bias=none;small=4096;nonfinite=skip`. In place of the codec for all
 may stand one of two that adapt while training goes on: `auto`, which chooses for each key
 (`zkv_codecs.auto`), or `bits:...`, which chooses one width for all (`zkv_codecs.bits`).
 """
@@ -22,8 +22,9 @@ from zkv_codecs.feedback import Codec
 from zkv_codecs.frames import warm
 from zkv_codecs.spec import codec
 
-SMALL = 1024
-"""Below so many elements what a codec saves is less than what its frame and kernels cost."""
+SMALL = 16_384
+"""64 KiB of float32, up to which keys share blocks (`zkv.placement`): together such keys are few of
+a model's bytes, and last layers and norms among them bear one bit or two badly."""
 NONFINITE = ("raise", "skip", "zero")
 OPTIONS = ("small", "nonfinite")
 
@@ -160,7 +161,7 @@ def plan(text: str) -> Plan:
             options[name] = value
     small = options.get("small", str(SMALL))
     if not (small.isascii() and small.isdigit() and len(small) <= 12):
-        raise ValueError(f"codec: small={small!r}: give a count of elements, as in small=1024")
+        raise ValueError(f"codec: small={small!r}: give a count of elements, as in small=4096")
     nonfinite = options.get("nonfinite", "raise")
     adaptive: Auto | BitController[Any] | None = None
     start = NONE

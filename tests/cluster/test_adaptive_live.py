@@ -69,7 +69,7 @@ async def test_a_schedule_sets_the_codec_of_all_workers_and_nothing_is_lost() ->
 async def test_losses_reach_the_controller_from_batches_and_from_local_rounds() -> None:
     params: dict[Any, Array] = {"w": np.zeros(SIZE, np.float32)}
     async with (
-        cluster(1, optimizer=SGD, codec="bits:heuristic,every=1") as made,
+        cluster(1, optimizer=SGD, codec="bits:heuristic,every=1;small=0") as made,
         crew(made, 1, params) as (worker,),
     ):
         batch = await work(worker, noise(0))
@@ -124,7 +124,13 @@ async def test_live_changes_between_fixed_and_adaptive_codecs_lose_nothing() -> 
         crew(made, 1, params) as (worker,),
     ):
         for turn, text in enumerate(
-            ("auto;small=0", "bits:learned,seed=1;small=0", "topk:0.01+ef;small=0", "auto", "none")
+            (
+                "auto;small=0",
+                "bits:learned,seed=1;small=0",
+                "topk:0.01+ef;small=0",
+                "auto;small=0",
+                "none",
+            )
         ):
             for at in (2 * turn, 2 * turn + 1):
                 given += noise(at)
@@ -149,7 +155,7 @@ async def test_live_changes_between_fixed_and_adaptive_codecs_lose_nothing() -> 
 async def test_a_worker_that_leaves_takes_no_figures_with_it() -> None:
     params: dict[Any, Array] = {"w": np.zeros(SIZE, np.float32)}
     async with (
-        cluster(1, optimizer=SGD, codec="int8+ef") as made,
+        cluster(1, optimizer=SGD, codec="int8+ef;small=0") as made,
         crew(made, 2, params) as workers,
     ):
         for turn in range(3):

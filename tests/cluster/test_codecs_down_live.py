@@ -79,7 +79,9 @@ async def test_all_workers_compute_on_the_bits_that_one_process_computes(
 
 
 async def test_a_thousand_updates_drift_nowhere() -> None:
-    async with cluster(1, optimizer=SGD, codec="int8+ef", codec_down="int8") as made:
+    async with cluster(
+        1, optimizer=SGD, codec="int8+ef;small=0", codec_down="int8;small=0"
+    ) as made:
         rows = await trained(made, 1000)
     same(rows)
     *_, view, exact = rows[0]
@@ -92,7 +94,7 @@ async def test_bytes_down_are_what_the_codec_promises() -> None:
     """Once all values, then deltas: one byte for each element, four for each 256."""
     updates, whole, delta = 6, 4 * SIZE, SIZE + 4 * 5
     found = {}
-    for text in ("none", "int8"):
+    for text in ("none", "int8;small=0"):
         async with (
             cluster(1, optimizer=SGD, codec_down=text) as made,
             crew(made, 1, {"w": noise(0)}) as (worker,),
@@ -105,13 +107,13 @@ async def test_bytes_down_are_what_the_codec_promises() -> None:
                 await batch.wait()
             assert (await worker.status())["codec_down"] == text
     assert found["none"] == updates * whole
-    assert found["int8"] == whole + (updates - 1) * -(-delta // 8) * 8
+    assert found["int8;small=0"] == whole + (updates - 1) * -(-delta // 8) * 8
 
 
 async def test_a_joiner_and_a_worker_that_slept_compute_on_the_same_view() -> None:
     """ASP: one is many versions behind, more than deltas are kept of; another is new."""
     async with (
-        cluster(2, policy_text="asp", optimizer=SGD, codec_down="int8", workers=2) as made,
+        cluster(2, policy_text="asp", optimizer=SGD, codec_down="int8;small=0", workers=2) as made,
         crew(made, 2, {"w": noise(0)}) as (fast, slow),
     ):
         batches = await all_begun([fast, slow])
@@ -134,7 +136,7 @@ async def test_a_joiner_and_a_worker_that_slept_compute_on_the_same_view() -> No
 
 async def test_none_gives_the_exact_parameters_back() -> None:
     async with (
-        cluster(2, optimizer=SGD, codec_down="int8") as made,
+        cluster(2, optimizer=SGD, codec_down="int8;small=0") as made,
         crew(made, 1, {"w": noise(0)}) as (worker,),
     ):
 
@@ -166,7 +168,7 @@ async def test_none_gives_the_exact_parameters_back() -> None:
 
 async def test_evaluation_reads_the_exact_parameters() -> None:
     async with (
-        cluster(2, optimizer=SGD, codec_down="int8") as made,
+        cluster(2, optimizer=SGD, codec_down="int8;small=0") as made,
         crew(made, 2, {"w": noise(0)}) as workers,
     ):
         for turn in range(2):

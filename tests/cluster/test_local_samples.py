@@ -350,8 +350,11 @@ async def test_a_loop_that_ends_in_mid_round_gives_all_of_it_back(policy: str) -
         await assert_once_per_pass(made, members[1], shard)
         assert outcome == "withdrawn"
         share = pool(made).shares[0]
-        # Six were computed on in part; under BSP six were dealt for the round after that too.
-        assert (share.counted, share.returned) == (0, 12 if policy == "bsp" else 6)
+        # Six were computed on in part; under BSP six were dealt for the round after that too. Two
+        # rounds of the other one alone may have cancelled one that had begun before.
+        returned = {"bsp": {12}, "k-batch-bsp:2": {6, 12}}.get(policy, {6})
+        assert share.counted == 0
+        assert share.returned in returned
 
 
 async def test_a_second_loop_begins_the_round_anew() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +24,7 @@ from zkv_codecs.bits import (
     Schedule,
     fall,
 )
-from zkv_codecs.bits_learned import Learned, best, expected_falls, step_seconds
+from zkv_codecs.bits_learned import Learned, Learning, best, expected_falls, step_seconds
 from zkv_codecs.bits_spec import controller, is_bits
 from zkv_codecs.spec import codec
 
@@ -213,14 +214,39 @@ def test_learning_keeps_precision_that_costs_no_time(seed: int) -> None:
     assert used[100:].count(32) > 700
 
 
-def test_learning_does_not_try_by_chance_what_takes_more_than_twice_the_steps() -> None:
-    """Under Adam 2 bits take (1 + 6²)^¼ = 2.5 times the steps; a step is half as long at best."""
-    go = training(lambda bits: 1e-3 * bits, lambda bits: 0.01, noise=0.05)
+def test_learning_starts_narrow_and_looks_at_another_width_when_falls_can_be_compared() -> None:
+    """4 bits: 2 may take 1.64 times the steps under Adam."""
+    for rule in ("sgd", "adam"):
+        used = training(link, lambda bits: 0.01)(Learned(1, every=5).under(rule), 15)
+        assert used == [4] * 10 + [8] * 5
+
+
+def test_learning_does_not_try_by_chance_what_is_expected_to_be_much_slower() -> None:
+    """Under Adam 2 bits may take (1 + 1.3²)^½ = 1.64 times the steps; here one is 0.8 as long, and
+    4 bits 0.71 of 8."""
+    go = training(lambda bits: 1e-3 * (6 + bits), lambda bits: 0.01, noise=0.05)
     assert go(Learned(1, every=5), 500).count(2) > 300
-    under_adam = Learned(1, every=5).under("adam")
-    assert set(go(under_adam, 500)) == {4, 8}
+    used = go(Learned(1, every=5).under("adam"), 500)
+    assert set(used) == {4, 8}
+    assert used.count(8) == 5
     assert Learned(late=0.25).under("adam") == Learned(late=0.25)
     assert Learned().under("sgd") == Learned()
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_learning_takes_what_pays_whatever_it_may_cost_in_steps(rule: str) -> None:
+    """A step of 2 bits is half as long as one of 4, and they take 1.64 times the steps at most."""
+    go = training(lambda bits: 1e-3 * bits, lambda bits: 0.01, noise=0.05)
+    assert go(Learned(1, every=5).under(rule), 500).count(2) > 300
+
+
+def test_a_width_counts_by_the_most_that_it_may_cost_until_it_was_in_use() -> None:
+    """Of 1.3 gradients that are kept back: (1 + 1.3²)^½, and then the root of that."""
+    one, mean = Learning(4, "", mean=(1.0, 0.01)), 0.01
+    assert expected_falls(one, 0.5)[0] == pytest.approx(mean / 2.69**0.5)
+    used = replace(one, seconds=((1.0, 1.0), *one.seconds[1:]))
+    assert expected_falls(used, 0.5)[0] == pytest.approx(mean / 2.69**0.25)
+    assert expected_falls(one)[0] == expected_falls(used)[0] == mean
 
 
 def test_learning_knows_seconds_of_widths_that_it_has_not_used() -> None:

@@ -102,9 +102,12 @@ def test_what_is_decoded_is_a_projection(rows, columns, rank, exponent, seed):
 def test_a_matrix_of_no_higher_rank_survives(rows, columns, rank, seed):
     array = matrix((rows, columns), seed, rank)
     packed, _ = sent(PowerSgd(3), array)
-    np.testing.assert_allclose(
-        decoded(PowerSgd(3), packed), array, atol=1e-4 * float(np.abs(array).max(initial=1.0))
-    )
+    # Columns that the first Q makes nearly parallel cost as many digits as their condition has.
+    made = array.astype(np.float64) @ PowerSgd(3).start(array.shape)[0]
+    sizes = np.linalg.svd(made, compute_uv=False)[: max(rank, 1)]
+    condition = float(sizes[0] / sizes[-1]) if sizes[-1] else 1.0
+    bound = 1e-6 * max(100.0, condition) * float(np.abs(array).max(initial=1.0))
+    np.testing.assert_allclose(decoded(PowerSgd(3), packed), array, atol=bound)
 
 
 def test_a_product_of_two_vectors_worked_out():
@@ -183,7 +186,9 @@ def test_tiny_and_huge_entries_are_no_trouble(seed, magnitude):
     packed, state = sent(codec, array)
     assert np.isfinite(packed.values).all()
     assert np.isfinite(state[0]).all()
-    assert norm(array - decoded(codec, packed)) <= norm(array) * 1.001
+    # Each entry is rounded to a multiple of the smallest float32.
+    rounded = np.sqrt(array.size) * 2.0**-149
+    assert norm(array - decoded(codec, packed)) <= norm(array) * 1.001 + rounded
 
 
 def test_the_largest_numbers_survive():

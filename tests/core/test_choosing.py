@@ -162,7 +162,7 @@ def test_a_first_choice_counts_what_the_model_takes_to_come_down_by_keys() -> No
 
 def test_keys_of_a_bucket_share_a_codec_that_chooses_no_elements() -> None:
     there = layout(spec("a", 2000), spec("b", 2000), bucket=True)
-    link = Link(SLOW)
+    link = Link(SLOW, text="auto;small=0")
     link.fetch(16_000)
     for at in range(20):
         sealed = link.batch(there, {0: noise(at, 4000)})[0]

@@ -193,7 +193,7 @@ def test_what_moved_to_a_device_is_taken_back_to_the_bit(machine: Machine) -> No
 def test_only_what_is_sent_comes_to_the_host(machine: Machine) -> None:
     """Beside one byte: whether all is finite."""
     worker = Worker()
-    worker.encoder.use("int8+ef")
+    worker.encoder.use("int8+ef;small=0")
     for batch in (1, 2):
         machine.to_host.clear()
         worker.push(batch, 0, w=gradients(batch))
@@ -207,7 +207,7 @@ def test_only_what_is_sent_comes_to_the_host(machine: Machine) -> None:
 @pytest.mark.parametrize("text", ["topk:0.05+ef", "topk:0.01+int8+ef", "threshold:1+ef"])
 def test_positions_are_coded_on_the_device(machine: Machine, text: str) -> None:
     worker = Worker()
-    worker.encoder.use(text)
+    worker.encoder.use(f"{text};small=0")
     worker.push(1, 0, w=gradients(1))
     assert all(one.form is not None and one.form.coding for one in worker.sealed)
     payloads = sum(one.payload.nbytes for one in worker.sealed)
@@ -229,7 +229,7 @@ def test_what_is_sent_as_it_is_is_copied_once(machine: Machine) -> None:
 @pytest.mark.parametrize("text", ["zstd", "powersgd:1+ef"])
 def test_codecs_without_kernels_take_the_array_to_the_host(machine: Machine, text: str) -> None:
     worker = Worker()
-    worker.encoder.use(text)
+    worker.encoder.use(f"{text};small=0")
     worker.push(1, 0, w=gradients(1))
     assert machine.to_host == [4 * ROWS * COLUMNS]
     assert not machine.launched
@@ -246,7 +246,7 @@ def test_keys_that_share_a_block_are_joined_on_the_host(machine: Machine) -> Non
 
 def test_the_arrays_device_does_the_work_whichever_stream_it_came_on(machine: Machine) -> None:
     worker = Worker()
-    worker.encoder.use("int8+ef")
+    worker.encoder.use("int8+ef;small=0")
     for batch, device, stream in ((1, 0, 7), (2, 0, 8), (3, 1, 7)):
         with Device(device), Stream(stream):
             worker.push(batch, device, w=gradients(batch))
@@ -268,7 +268,7 @@ def test_other_types_of_numbers(machine: Machine, dtype: str, text: str) -> None
         w = gradients(batch).astype(kind)
         sent = []
         for home, worker in zip((HOST, 0), workers, strict=True):
-            worker.encoder.use(text)
+            worker.encoder.use(f"{text};small=0")
             sent.append(worker.push(batch, home, w=w))
         assert sent[0] == sent[1]
 
@@ -280,7 +280,7 @@ def test_zeros_keep_their_signs(machine: Machine, text: str) -> None:
     sent = []
     for home in (HOST, 0):
         worker = Worker()
-        worker.encoder.use(text)
+        worker.encoder.use(f"{text};small=0")
         sent.append(worker.push(1, home, w=w))
     assert sent[0] == sent[1]
 
@@ -315,7 +315,7 @@ def test_other_orders_in_memory(machine: Machine, how: str) -> None:
     sent = []
     for array in (w, disguised):
         worker = Worker()
-        worker.encoder.use("onebit+ef")
+        worker.encoder.use("onebit+ef;small=0")
         packer = Packer(worker.layout, worker.layout.kids_in(0), worker.encoder, 1)
         sent.append(
             [(bid, one.payload.tobytes()) for bid, one in packer.sealed(packer.add("w", array))]
@@ -371,7 +371,7 @@ def test_what_is_not_finite_is_skipped_or_zero_on_request(
     sent = []
     for home in (HOST, 0):
         worker = Worker(layout(dtype))
-        worker.encoder.use(f"int8+ef;nonfinite={nonfinite}")
+        worker.encoder.use(f"int8+ef;small=0;nonfinite={nonfinite}")
         sent.append(worker.push(1, home, w=w))
     assert sent[0] == sent[1]
     assert len(sent[0]) == (2 if nonfinite == "zero" else 0)
@@ -383,7 +383,7 @@ def test_a_large_float64_is_refused_wherever_it_is(machine: Machine) -> None:
     w[0, 1] = 1e100
     for home in (HOST, 0):
         worker = Worker(layout("float64"))
-        worker.encoder.use("int8+ef")
+        worker.encoder.use("int8+ef;small=0")
         with pytest.raises(PushRefused, match="element 1 of the gradient is 1e\\+100"):
             worker.push(1, home, w=w)
 
@@ -400,7 +400,7 @@ def test_a_tensor_is_read_where_it_is(machine: Machine) -> None:
     sent = []
     for array in (w, Tensor(there(w))):
         worker = Worker()
-        worker.encoder.use("int8+ef")
+        worker.encoder.use("int8+ef;small=0")
         packer = Packer(worker.layout, worker.layout.kids_in(0), worker.encoder, 1)
         sent.append(
             [(bid, one.payload.tobytes()) for bid, one in packer.sealed(packer.add("w", array))]

@@ -33,28 +33,33 @@ def gradients(seed: int, count: int) -> Array:
 @pytest.mark.parametrize(
     ("text", "codecs"),
     [
-        ("none", ["none"] * 5),
-        ("int8", ["int8", "none", "none", "int8", "int8"]),
-        ("int8;small=0", ["int8", "int8", "none", "int8", "int8"]),
-        ("none;w=int8+ef;7=int8", ["int8+ef", "none", "none", "int8", "none"]),
-        ("int8+ef;*=none", ["none"] * 5),
-        ("int8;h*=powersgd:1;small=100", ["int8", "none", "none", "int8", "powersgd:1"]),
+        ("none", ["none"] * 6),
+        ("int8", ["none", "none", "none", "none", "none", "int8"]),
+        ("int8;small=2000", ["int8", "none", "none", "int8", "int8", "int8"]),
+        ("int8;small=0", ["int8", "int8", "none", "int8", "int8", "int8"]),
+        ("none;w=int8+ef;7=int8", ["int8+ef", "none", "none", "int8", "none", "none"]),
+        ("int8+ef;*=none", ["none"] * 6),
+        (
+            "int8;h*=powersgd:1;small=100",
+            ["int8", "none", "none", "int8", "powersgd:1", "int8"],
+        ),
     ],
 )
 def test_the_plan_chooses_by_pattern_and_size(text: str, codecs: list[str]) -> None:
     keys = [spec("w", 2000), spec("b", 10), spec("n", 2000, "int32"), spec(7, 2000)]
-    keys.append(spec("h", 2000, "float16"))
+    # 64 KiB of float32: the first that is not small if nothing is said.
+    keys += [spec("h", 2000, "float16"), spec("l", 16_384)]
     made, one = layout(*keys), plan(text)
-    chosen = [one.for_block(made, made.blocks[bid]).text for bid in range(5)]
+    chosen = [one.for_block(made, made.blocks[bid]).text for bid in range(6)]
     assert chosen == codecs
 
 
 def test_a_bucket_has_a_codec_if_all_its_keys_have_it_and_it_chooses_no_elements() -> None:
     made = layout(spec("w", 2000), spec("b", 2000), bucket=True)
     for text, chosen in (
-        ("int8+ef", "int8+ef"),
-        ("int8;b=none", "none"),
-        ("powersgd:2+ef", "none"),
+        ("int8+ef;small=0", "int8+ef"),
+        ("int8;b=none;small=0", "none"),
+        ("powersgd:2+ef;small=0", "none"),
     ):
         assert plan(text).for_block(made, made.blocks[0]).text == chosen
 

@@ -300,14 +300,21 @@ def test_plain_keys_lie_alone_and_keys_of_different_rules_apart() -> None:
             KeySpec,
             st.integers(0, 99).map(lambda n: f"layer{n}.{('weight', 'bias', 'norm')[n % 3]}"),
             st.sampled_from(["float32", "float16", "int32"]),
-            st.sampled_from([(), (1,), (512,), (1023,), (1024,), (30, 40), (4096,), (70_000,)]),
+            st.sampled_from([(), (1,), (512,), (16_383,), (16_384,), (30, 40), (4096,), (70_000,)]),
         ),
         min_size=1,
         max_size=12,
         unique_by=lambda one: one.key,
     ),
     up=st.sampled_from(
-        ["none", "int8+ef", "int8;*.bias=none", "fp16;small=0", "auto;*.bias=int8", "onebit+ef"]
+        [
+            "none",
+            "int8+ef",
+            "int8;*.bias=none",
+            "fp16;small=0",
+            "auto;*.bias=int8",
+            "onebit;small=99",
+        ]
     ),
     down=st.sampled_from(["none", "int8;small=2000", "fp16;*.norm=none;small=1"]),
     later=st.sampled_from(["none", "int8+ef", "bf16"]),
@@ -330,7 +337,7 @@ def test_every_key_has_the_codec_that_the_plan_says_whatever_it_shares_a_block_w
 
 
 def test_small_keys_share_a_block_and_larger_ones_another() -> None:
-    shelf = Shelf()
+    shelf = Shelf("none;small=1024")
     specs = [KeySpec(f"k{n}", "float32", ((1024, 10)[n % 2],)) for n in range(12)]
     pending = shelf.catalog.offer(11, c.Offer(1, specs, False), False, 1, SGD, shelf.out)
     assert isinstance(pending, Pending)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zkv.pace import FIRST_BYTES, SLACK_S, Pace
+from zkv.pace import FIRST_BYTES, SLACK_S, SUSTAINED, Pace
 from zkv.window import Window, ready
 
 BLOCK = 500_000
@@ -17,6 +17,9 @@ BLOCK = 500_000
 
 class Link:
     """One way out of so many bytes a second, in order, and the time until the answer is back."""
+
+    bucket = False
+    """Whether one block passes at once after a pause."""
 
     def __init__(self, rate: float, trip_s: float, windows: list[Window[Hashable]]) -> None:
         self.rate, self.trip_s, self.windows = rate, trip_s, windows
@@ -28,7 +31,9 @@ class Link:
     def send(self) -> None:
         for name in ready(self.windows, self.now):
             peer = name[0]  # type: ignore[index]
-            self.free_at = max(self.now, self.free_at) + BLOCK / self.rate
+            full = self.bucket and self.now - self.free_at > 0.5
+            takes_s = 0.0 if full else BLOCK / self.rate
+            self.free_at = max(self.now, self.free_at) + takes_s
             answer = (self.free_at + self.trip_s, len(self.done) + len(self.answers), peer, name)
             heapq.heappush(self.answers, answer)
         self.most = max(self.most, sum(window.in_flight for window in self.windows))
@@ -70,6 +75,22 @@ def test_a_link_is_kept_busy_and_holds_no_more_than_it_has_to(
     holds = rate * trip_s
     assert link.most <= 2.5 * holds + SLACK_S * rate + (3 + peers) * BLOCK
     assert pace.in_flight == 0
+
+
+@given(rate=st.floats(1e6, 1e9), trip_s=st.floats(1e-4, 0.01), rounds=st.integers(1, 4))
+def test_what_a_link_lets_pass_at_once_after_a_pause_is_not_its_rate(
+    rate: float, trip_s: float, rounds: int
+) -> None:
+    pace = Pace()
+    window: Window[Hashable] = Window(2**40, pace=pace)
+    link = Link(rate, trip_s, [window])
+    link.bucket = True
+    for turn in range(rounds):
+        link.now += 1.0
+        for at in range(60):
+            window.offer((0, turn, at), BLOCK, (0, turn, at), (turn, at))
+        link.run()
+    assert 0 < pace.rate <= SUSTAINED / (SUSTAINED - 1) * rate * 1.001
 
 
 @given(peers=st.integers(1, 3))

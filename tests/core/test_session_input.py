@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import data_messages, messages, texts
 
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
+from zkv.errors import VersionMismatch
 from zkv.link import Link
 from zkv.wire import (
     MODEL,
+    PROTOCOL_VERSION,
     PULLS,
     SEEDS,
     BlockSpec,
@@ -22,6 +25,7 @@ from zkv.wire import (
     KeyEntry,
     KeySpec,
     Segment,
+    encode,
     open_envelope,
 )
 from zkv_workers import signals as s
@@ -160,7 +164,21 @@ def test_no_order_of_calls_and_messages_breaks_a_session(
         assert answers(bench, 55) == [s.Answer(55, {"version": 3})]
 
 
-@given(frames=st.lists(st.binary(max_size=60), max_size=8))
+def is_packet(frame: bytes) -> bool:
+    """Whether these bytes are a whole packet of any version."""
+    try:
+        values = msgspec.msgpack.decode(frame)
+    except Exception:
+        return False
+    if not isinstance(values, list) or len(values) != 6 or not isinstance(values[5], list):
+        return False
+    return all(type(one) is int and 0 <= one < 2**63 for one in values[:5])
+
+
+@given(frames=st.lists(st.binary(max_size=60).filter(lambda one: not is_packet(one)), max_size=8))
+@example(frames=[b"\x91\x00"])
+@example(frames=[b"\x93\x00\x00\x00", b"\x92\x02\x80"])
+@example(frames=[b"\x96\x00\x00\x00\x00\x00\x00"])
 def test_any_bytes_from_the_broker_are_dropped(frames: list[bytes]) -> None:
     bench = Bench()
     bench.feed(s.Join(99))
@@ -168,6 +186,16 @@ def test_any_bytes_from_the_broker_are_dropped(frames: list[bytes]) -> None:
         bench.feed(s.FromBroker(frame))
     bench.say(c.Welcome(0, ME, 0, 1, 1, [], "", "bsp"))
     assert answers(bench, 99) == [s.Answer(99, s.Membership(0, ME, 1, "bsp"))]
+
+
+def test_a_broker_of_another_version_ends_the_session_with_both_numbers() -> None:
+    bench = Bench()
+    bench.feed(s.Join(99))
+    bench.feed(s.FromBroker(encode((PROTOCOL_VERSION + 1, 5, 0, 1, 1, [["of", "another", 1]]))))
+    (failed,) = answers(bench, 99)
+    assert isinstance(failed, s.Fail)
+    assert isinstance(failed.error, VersionMismatch)
+    assert "protocol 2, this process speaks 1" in str(failed.error)
 
 
 def test_a_broker_that_wants_values_which_were_not_offered_is_turned_down() -> None:

@@ -15,9 +15,20 @@ from strategies import data_messages, placed, values_of
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
-from zkv.errors import ProtocolError
-from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, ContributionId, KeySpec, split_route
+from zkv.errors import ProtocolError, VersionMismatch
+from zkv.wire import (
+    MODEL,
+    NO_BATCH,
+    PROTOCOL_VERSION,
+    PULLS,
+    SEEDS,
+    ContributionId,
+    KeySpec,
+    encode,
+    split_route,
+)
 from zkv_brokers.grants import ToWorker
+from zkv_brokers.node import Failed, Node, NodeConfig
 from zkv_brokers.shard import FromWorker, Reset, Shard, ToBroker
 
 HONEST = 3
@@ -198,3 +209,18 @@ def test_any_data_frames_are_dropped_or_handled(frames: list[bytes]) -> None:
     except ProtocolError:
         pass
     assert shard.handle(Reset(), 0.0) == []
+
+
+# --- frames that are no packets ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x91\x00", b"\x93\x00\x00\x00", b"\x92\x02\x80", b"\x01"])
+def test_what_is_no_packet_of_any_version_ends_no_server(frame: bytes) -> None:
+    node = Node(NodeConfig("tcp://b:5555", "s", "tcp://s:1"), instance=1, now=0.0)
+    with pytest.raises(ProtocolError, match="not a packet") as caught:
+        node.broker_says(frame, 0.1)
+    assert not isinstance(caught.value, VersionMismatch)
+    assert not any(isinstance(action, Failed) for action in node.tick(0.2))
+    theirs = encode((PROTOCOL_VERSION + 1, 5, 0, 1, 1, []))
+    (failed,) = [a for a in node.broker_says(theirs, 0.3) if isinstance(a, Failed)]
+    assert isinstance(failed.error, VersionMismatch)

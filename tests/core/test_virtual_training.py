@@ -31,6 +31,8 @@ SENT_DENSE = 4 * (512 + 10)
 CODED = 64 * 512 + 512 * 10
 BLOCKS = 2
 """Blocks with a codec: that of each of the large keys."""
+LARGE = ";small=1024"
+"""For a codec on both."""
 
 
 class Known(Costs):
@@ -62,7 +64,7 @@ def trained(text: str, links: list[Link] | None = None, **more: Any) -> Training
 def test_a_step_is_the_model_down_then_computing_then_encoding_sending_and_decoding(
     text: str, up: int
 ) -> None:
-    run = trained(text, compute_s=0.5)
+    run = trained(text + LARGE, compute_s=0.5)
     coded = BLOCKS * (text != "none")
     step = 1e-3 + DENSE / SLOW.bytes_per_s + 0.5 + 1e-6 * coded
     step += 1e-3 + up / SLOW.bytes_per_s + 3 * 2e-6 * coded
@@ -80,8 +82,8 @@ def test_the_slowest_link_decides() -> None:
 @pytest.mark.parametrize("text", ["none", "fp16", "int8", "int8+ef", "onebit+ef", "topk:0.01+ef"])
 def test_a_fixed_codec_learns_what_a_plain_loop_over_keys_learns(text: str) -> None:
     """To the bit: with each key in a block of its own, and codecs that need no chance."""
-    run = trained(text, plain=True)
-    task, rule, chosen = Digits(1), optimizer(ADAM), plan(text)
+    run = trained(text + LARGE, plain=True)
+    task, rule, chosen = Digits(1), optimizer(ADAM), plan(text + LARGE)
     params = {key: value.copy() for key, value in task.initial().items()}
     slots = {key: init_slots(rule.rule, value.reshape(-1)) for key, value in params.items()}
     states: dict[tuple[int, str], Any] = {}

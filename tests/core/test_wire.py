@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from strategies import (
     CONTROL,
@@ -45,6 +45,7 @@ from zkv.wire import (
 )
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "frames_v1.json"
+RECORDED = json.loads(FIXTURE.read_text("utf-8"))
 UINT = st.integers(0, 2**63 - 1)
 
 
@@ -327,6 +328,42 @@ def test_a_peer_of_another_version_is_told_both_numbers(version: int, rest: list
         with pytest.raises(VersionMismatch) as caught:
             reader(frame)
         assert f"protocol {version}, this process speaks {PROTOCOL_VERSION}" in str(caught.value)
+
+
+def of_version(version: int, frame: bytes) -> bytes:
+    """A packet as another version may say it: the number is the second byte of each."""
+    assert frame[:2] == bytes((0x96, PROTOCOL_VERSION))
+    return frame[:1] + bytes((version,)) + frame[2:]
+
+
+@pytest.mark.parametrize("version", [0, 2, 127])
+@pytest.mark.parametrize("frame", [bytes.fromhex(one) for _, one in RECORDED["control"]])
+def test_who_ends_by_a_mismatch_takes_a_whole_packet_for_one(frame: bytes, version: int) -> None:
+    with pytest.raises(VersionMismatch, match=f"protocol {version}, this process speaks 1"):
+        open_envelope(of_version(version, frame), whole=True)
+    assert open_envelope(frame, whole=True) == open_envelope(frame)
+
+
+@given(version=UINT.filter(lambda version: version != PROTOCOL_VERSION), rest=st.lists(junk))
+@example(version=0, rest=[])
+@example(version=0, rest=[0, 0])
+@example(version=0, rest=[0, 0, 0, 0, 0])
+@example(version=2, rest=[{"another": "form"}])
+@example(version=2, rest=[1, 2, 3, 4, [], 5])
+def test_who_ends_by_a_mismatch_does_not_take_a_number_for_one(
+    version: int, rest: list[Any]
+) -> None:
+    numbers, last = rest[:4], rest[4:]
+    assume(
+        not (
+            all(type(one) is int and 0 <= one < 2**63 for one in numbers)
+            and len(last) == 1
+            and isinstance(last[0], list | tuple)
+        )
+    )
+    with pytest.raises(ProtocolError, match="not a packet") as caught:
+        open_envelope(encode([version, *rest]), whole=True)
+    assert not isinstance(caught.value, VersionMismatch)
 
 
 # --- routes and payloads ---------------------------------------------------------------------

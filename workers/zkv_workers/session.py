@@ -211,7 +211,7 @@ class Session:
 
     def _from_broker(self, frame: bytes) -> None:
         try:
-            envelope = open_envelope(frame)
+            envelope = open_envelope(frame, whole=True)
         except errors.VersionMismatch as error:
             self.fail(error)
             return

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from zkv_workers.torch_survey import Survey
 
 
-class ForwardHook:
-    """Says that a module's forward begins; copies and pickles of the module are not attached."""
+class OwnHook:
+    """A forward hook, or one before it, of just this module: what is copied or pickled with the
+    module is a hook that does nothing.
 
-    def __init__(self, module: Any, place: int, call: Callable[[Any, int], None]) -> None:
-        self._module, self._place, self._call = module, place, call
+    `call` gets what PyTorch gives the hook beside the module: its arguments, and its output.
+    """
 
-    def __call__(self, module: Any, args: Any) -> None:
-        """Be called by PyTorch before the module's forward."""
+    def __init__(self, module: Any, call: Callable[..., None]) -> None:
+        self._module, self._call = module, call
+
+    def __call__(self, module: Any, *given: Any) -> None:
+        """Be called by PyTorch."""
         if module is self._module:
-            self._call(module, self._place)
+            self._call(*given)
 
-    def __deepcopy__(self, memo: Any) -> Callable[[Any, Any], None]:
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return no_hook
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _no_hook_maker, ()
 
 
-def no_hook(module: Any, args: Any) -> None:
+def no_hook(*given: Any) -> None:
     """Do nothing: what a copy of an attached module has for a hook."""
 
 
-def _no_hook_maker() -> Callable[[Any, Any], None]:
+def _no_hook_maker() -> Callable[..., None]:
     return no_hook
 
 
@@ -56,7 +61,8 @@ class Hooks:
         if owners:
             modules |= {id(one.module): one.module for one in survey.owners}
         for number, module in modules.items():
-            hook = ForwardHook(module, places.get(number, -1), forward)
+            call = partial(forward, module, places.get(number, -1))
+            hook = OwnHook(module, lambda args, call=call: call())
             # Before the user's own: theirs may use the parameters.
             self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
         for key, parameter in survey.trained.items():

@@ -6,7 +6,8 @@ come, and their memory with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from zkv.placement import BLOCK_BYTES
 from zkv_workers import signals as s
 from zkv_workers.blocking import Batch, Worker
 from zkv_workers.torch_buffers import Buffers
+from zkv_workers.torch_hooks import OwnHook
 from zkv_workers.torch_layers import Layers
 from zkv_workers.torch_memory import Memory
 from zkv_workers.torch_optimizer import Optimizer
@@ -73,12 +75,11 @@ class JustInTime(Optimizer):
         places = {id(one.module): place for place, one in enumerate(model.owners)}
         modules = {id(one.module): one.module for one in model.owners}
         modules[id(model.model)] = model.model
-        self._leaving = [
-            module.register_forward_hook(
-                LeaveHook(module, places.get(number, -1), self._left), always_call=True
-            )
-            for number, module in modules.items()
-        ]
+        self._leaving = []
+        for number, module in modules.items():
+            left = partial(self._left, places.get(number, -1))
+            hook = OwnHook(module, lambda args, output, left=left: left(output))
+            self._leaving.append(module.register_forward_hook(hook, always_call=True))
 
     # --- what is different -------------------------------------------------------------------
 
@@ -188,29 +189,3 @@ class JustInTime(Optimizer):
             return super()._close()
         finally:
             self._layers.over()
-
-
-class LeaveHook:
-    """Says that a module's forward has ended; copies of the module are not attached."""
-
-    def __init__(self, module: Any, place: int, call: Callable[[int, Any], None]) -> None:
-        self._module, self._place, self._call = module, place, call
-
-    def __call__(self, module: Any, args: Any, output: Any) -> None:
-        """Be called by PyTorch after the module's forward."""
-        if module is self._module:
-            self._call(self._place, output)
-
-    def __deepcopy__(self, memo: Any) -> Callable[[Any, Any, Any], None]:
-        return _nothing
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _nothing_maker, ()
-
-
-def _nothing(module: Any, args: Any, output: Any) -> None:
-    """Do nothing."""
-
-
-def _nothing_maker() -> Callable[[Any, Any, Any], None]:
-    return _nothing

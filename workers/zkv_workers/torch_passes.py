@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from zkv.spans import TRAINING, Spans
+from zkv_workers.torch_hooks import OwnHook
 from zkv_workers.torch_step import Step
 
 
@@ -18,7 +19,8 @@ class Passes:
     def __init__(self, model: Any, spans: Spans | None) -> None:
         self._spans = spans
         self._since = self._forwarded = 0.0
-        self._handle = None if spans is None else model.register_forward_hook(_After(model, self))
+        hook = OwnHook(model, lambda args, output: self.forwarded())
+        self._handle = None if spans is None else model.register_forward_hook(hook)
 
     def begun(self) -> None:
         """A batch begins."""
@@ -48,28 +50,3 @@ class Passes:
         """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
-
-
-class _After:
-    """The hook; copies and pickles of the module are not traced."""
-
-    def __init__(self, module: Any, passes: Passes) -> None:
-        self._module, self._passes = module, passes
-
-    def __call__(self, module: Any, args: Any, output: Any) -> None:
-        if module is self._module:
-            self._passes.forwarded()
-
-    def __deepcopy__(self, memo: Any) -> Callable[[Any, Any, Any], None]:
-        return _nothing
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _nothing_maker, ()
-
-
-def _nothing(module: Any, args: Any, output: Any) -> None:
-    """Do nothing."""
-
-
-def _nothing_maker() -> Callable[[Any, Any, Any], None]:
-    return _nothing
