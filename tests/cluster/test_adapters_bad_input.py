@@ -176,3 +176,23 @@ def test_d08_what_taps_hand_over_is_read_before_xla_uses_its_memory_again() -> N
         trained(body(tapped), optimizer=SGD, codec="int8+ef;small=0") for tapped in (True, False)
     ]
     same_bits(*(one for (one,) in ways))
+
+
+@pytest.mark.jax
+def test_d24_one_array_in_two_leaves_is_two_parameters() -> None:
+    """JAX's arrays do not change, so one of them in two places is no tie, as it is for optax."""
+    jax = pytest.importorskip("jax")
+    from zkv.jax import attach
+
+    jnp = jax.numpy
+
+    def body(worker: Any) -> None:
+        shared = jnp.zeros(3)
+        optimizer = attach({"a": shared, "b": shared}, worker)
+        with optimizer.batch() as batch:
+            batch.push({"a": jnp.ones(3), "b": jnp.full(3, 2.0)})
+        assert batch.wait() == "committed"
+        found = optimizer.pull()
+        assert (found["a"].tolist(), found["b"].tolist()) == ([-1.0] * 3, [-2.0] * 3)
+
+    trained(body, optimizer=SGD)
