@@ -1,12 +1,14 @@
 """A worker process that comes to grief on purpose: `python victim.py KIND WHAT BROKER`.
 
-KIND is how it trains: torch, jit (just in time) or jax. WHAT is "dies" (SIGKILL inside its third
-backward pass, after a gradient has left) or "forks" (a child calls what it must not; prints what it
-was told, as JSON). `train` is what the others of its cluster do, too.
+KIND is how it trains: torch, jit (just in time) or jax; or it is aio, which only forks. WHAT is
+"dies" (SIGKILL inside its third backward pass, after a gradient has left) or "forks" (a child calls
+what it must not; prints what it was told, as JSON). `train` is what the others of its cluster do,
+too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -186,8 +188,41 @@ def forks(kind: str, worker: Any) -> dict[str, str]:
     return found
 
 
+def driven(made: Any) -> Any:
+    """Return the result of a coroutine that does not wait for a loop."""
+    try:
+        for _ in range(100):
+            made.send(None)
+    except StopIteration as done:
+        return done.value
+    return "waits"
+
+
+async def forks_aio(broker: str) -> dict[str, str]:
+    """What a child is told that uses its parent's worker of asyncio."""
+    async with zkv.aio.connect(broker, rank=0) as worker:
+        await worker.init({"w": np.zeros(SIZE, np.float32)})
+        await worker.init({"more": np.zeros(1)}, plain=True)
+        batch = worker.batch()
+        async with batch:
+            found = {"inside": told(lambda: batch.push("w", np.ones(SIZE, np.float32)))}
+            batch.push("w", np.ones(SIZE, np.float32))
+        calls: dict[str, Callable[[], Any]] = {
+            "the next batch": lambda: driven(worker.batch().__aenter__()),
+            "pull": lambda: driven(worker.pull()),
+            "push": lambda: worker.push("more", np.ones(1)),
+            "status": lambda: driven(worker.status()),
+            "barrier": lambda: driven(worker.barrier()),
+        }
+        found |= {name: told(call) for name, call in calls.items()}
+        return found | {"the parent's fate": await batch.wait()}
+
+
 def main(kind: str, what: str, broker: str) -> None:
     """Be the victim."""
+    if kind == "aio":
+        print(json.dumps(asyncio.run(forks_aio(broker))))
+        return
     with zkv.connect(broker, rank=1 if what == "dies" else 0) as worker:
         if what == "dies":
             train(kind, worker, TOGETHER, 3.0, dies)

@@ -57,9 +57,8 @@ def test_a_worker_that_is_killed_in_mid_backward_leaves_nothing_of_that_batch(ki
         np.testing.assert_array_equal(value, expected)
 
 
-@pytest.mark.parametrize("kind", [JIT, JAX])
-def test_a_fork_is_named_whatever_a_child_does_with_its_parents_worker(kind: str) -> None:
-    pytest.importorskip("jax" if kind == "jax" else "torch")
+def told(kind: str) -> dict[str, str]:
+    """What the child of a worker of this kind is told."""
 
     async def run() -> bytes:
         async with cluster(1, optimizer="sgd:lr=1") as made:
@@ -67,7 +66,22 @@ def test_a_fork_is_named_whatever_a_child_does_with_its_parents_worker(kind: str
             out, _ = await asyncio.wait_for(process.communicate(), 2 * PATIENCE_S)
             return out
 
-    found = json.loads(asyncio.run(run()))
+    found: dict[str, str] = json.loads(asyncio.run(run()))
+    return found
+
+
+def test_a_fork_is_named_in_asyncio_too() -> None:
+    found = told("aio")
+    assert found.pop("the parent's fate") == "committed"
+    assert len(found) == 6
+    for call, text in found.items():
+        assert text.startswith("Closed: this worker belongs to the"), call
+
+
+@pytest.mark.parametrize("kind", [JIT, JAX])
+def test_a_fork_is_named_whatever_a_child_does_with_its_parents_worker(kind: str) -> None:
+    pytest.importorskip("jax" if kind == "jax" else "torch")
+    found = told(kind)
     assert found.pop("the parent's fate") == "committed"
     assert found.pop("the parent's push") == "committed"
     assert found.pop("close") == "returned None"
