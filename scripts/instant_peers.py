@@ -116,6 +116,7 @@ class Peers:
             case d.Done(contribution=name):
                 self._got.append((name, -1))
                 if self._offered:
+                    self._link.send(c.Layout(1, self._keys, self._blocks, False, 0))
                     self._link.send(c.Ready(1))
                     self._link.send(c.Reply(self._offered, None))
                     self._offered = 0

@@ -14,7 +14,8 @@ from zkv import data_messages as d
 from zkv.link import Link
 from zkv.wire import MODEL, BlockSpec, KeyEntry, KeySpec, Segment, open_envelope
 from zkv_workers import signals as s
-from zkv_workers.model import BatchState, Running
+from zkv_workers.model import BatchState
+from zkv_workers.running import Running
 from zkv_workers.session import Session, SessionConfig
 
 ME = 1_048_577

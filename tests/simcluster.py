@@ -41,8 +41,9 @@ from zkv_codecs.plan import plan
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Encoder, Sealed
-from zkv_workers.model import BatchState, Running, specs_of
+from zkv_workers.model import BatchState, specs_of
 from zkv_workers.packing import Full, unpack
+from zkv_workers.running import Running
 from zkv_workers.session import Session
 
 TICK_S = 0.1

@@ -18,6 +18,8 @@ class Init(Frozen, frozen=True, tag=1):
     incarnation: UInt
     keys: list[KeyEntry]
     blocks: list[BlockSpec]
+    plain: bool = False
+    """They are no part of the model, whose updates may go on meanwhile."""
 
 
 class Drop(Frozen, frozen=True, tag=2):

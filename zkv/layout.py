@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from zkv.dtypes import DTYPES, DType
 from zkv.errors import KeyMismatch, ProtocolError, UnknownKey
-from zkv.wire import KEY_BYTES_MAX, MODEL, BlockSpec, KeyEntry, KeySpec, Segment
+from zkv.wire import KEY_BYTES_MAX, MODEL, SEEDS, BlockSpec, KeyEntry, KeySpec, Segment
 
 REDUCES = ("", "sum", "mean")
 ABSENT = ("zero", "out")
@@ -52,8 +52,11 @@ class Layout:
         self._blocks_in.clear()
         self._blocks_with.clear()
 
-    def add(self, entries: Sequence[KeyEntry], blocks: Sequence[BlockSpec]) -> None:
-        """Add the keys and blocks of one initialisation; adding them again changes nothing.
+    def add(
+        self, entries: Sequence[KeyEntry], blocks: Sequence[BlockSpec], group: int = MODEL
+    ) -> None:
+        """Add the keys and blocks of one initialisation; adding them again changes nothing, unless
+        they were added to SEEDS: keys whose first values are on their way are in no group.
 
         Raises:
             ProtocolError: they contradict each other or what is here; nothing is added then.
@@ -63,7 +66,8 @@ class Layout:
         self._changed()
         for entry in entries:
             if entry.spec.same_as is None:
-                self.group_of.setdefault(entry.kid, MODEL)
+                if self.group_of.get(entry.kid, SEEDS) == SEEDS:
+                    self.group_of[entry.kid] = group
                 self.entries[entry.kid] = entry
                 self.blocks_of_key.setdefault(entry.kid, [])
             self.kid_of[entry.spec.key] = entry.kid

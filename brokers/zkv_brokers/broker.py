@@ -88,20 +88,33 @@ class Broker:
 
         Raises:
             ConfigError: an address is in use, not of this machine, or open without `insecure`.
+            ValueError: a codec or a rule is none.
+            OSError: the recording cannot be written.
         """
-        config = self.config
         control = new_socket(self._context, zmq.ROUTER, data=False)
         data = new_socket(self._context, zmq.ROUTER, data=True)
         try:
-            bound = bind(control, config.bind, insecure=config.insecure)
-            data_bound = bind(data, self._data_bind(bound), insecure=config.insecure)
-            self.address = announced(bound, config.advertise)
-            self.data_address = announced(data_bound, config.advertise)
+            self._bind(control, data)
+            self._decide()
         except BaseException:
+            # A context with an open socket would be waited for without end when it is collected.
             control.close(linger=0)
             data.close(linger=0)
             self._context.term()
             raise
+        self._control = FdSocket(control, self._received, turn_over=self._turn_over)
+        self._relay = Relay(self._context, data, self._link_changed)
+
+    def _bind(self, control: zmq.Socket[bytes], data: zmq.Socket[bytes]) -> None:
+        config = self.config
+        bound = bind(control, config.bind, insecure=config.insecure)
+        data_bound = bind(data, self._data_bind(bound), insecure=config.insecure)
+        self.address = announced(bound, config.advertise)
+        self.data_address = announced(data_bound, config.advertise)
+
+    def _decide(self) -> None:
+        """Make what decides, and its recorder."""
+        config = self.config
         router_config = r.RouterConfig(
             address=self.address,
             policy=config.policy,
@@ -123,8 +136,6 @@ class Broker:
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.broker(router_config, term, instance)
-        self._control = FdSocket(control, self._received, turn_over=self._turn_over)
-        self._relay = Relay(self._context, data, self._link_changed)
 
     def _data_bind(self, bound: str) -> str:
         if self.config.data_bind is not None:

@@ -201,7 +201,7 @@ class Catalog:
         self.pending[pending.init] = pending
         self._specs.update(pending.specs)
         self._sets.update(dict.fromkeys(pending.specs, frozenset(pending.specs)))
-        out.log(c.Init(pending.init, incarnation, entries, blocks))
+        out.log(c.Init(pending.init, incarnation, entries, blocks, plain))
         out.tell(incarnation, c.Layout(pending.init, entries, blocks, True, out.index))
         return pending
 

@@ -281,13 +281,13 @@ class Router:
         for incarnation in self.members.incarnations():
             out.tell(incarnation, told)
             out.tell(incarnation, c.Ready(done.init))
-        for incarnation, token in done.waiting:
-            mine = incarnation == done.incarnation
-            out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))
         if done.plain:
             for entry in done.entries:
                 if entry.spec.same_as is None:
                     self.groups.make_plain(entry.kid, out, at_birth=True)
+        for incarnation, token in done.waiting:
+            mine = incarnation == done.incarnation
+            out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))
         self._begin(out)
 
     def _prepare(self, model: Group) -> None:

@@ -89,6 +89,7 @@ class Server:
 
         Raises:
             ConfigError: an address is in use, cannot be resolved or not be reached by others.
+            OSError: the recording cannot be written.
         """
         config = self.config
         data = new_socket(self._context, zmq.ROUTER, data=True)
@@ -98,12 +99,21 @@ class Server:
             bound = bind(data, config.bind, insecure=config.insecure)
             self.address = net.advertised(bound, config.broker, config.advertise)
             connect(control, config.broker)
+            self._make_node()
         except BaseException:
+            # A context with an open socket would be waited for without end when it is collected.
             data.close(linger=0)
             control.close(linger=0)
             self._context.term()
             raise
         self._stopped = asyncio.get_running_loop().create_future()
+        self._data = FdSocket(data, self._from_worker, turn_over=self._turn_over)
+        self._control = FdSocket(control, self._from_broker)
+        self._tick()
+
+    def _make_node(self) -> None:
+        """Make what decides, and its recorder."""
+        config = self.config
         node_config = NodeConfig(
             broker=config.broker,
             name=config.name or f"{net.host_name()}-{os.getpid()}",
@@ -126,9 +136,6 @@ class Server:
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.server(node_config, instance, now)
-        self._data = FdSocket(data, self._from_worker, turn_over=self._turn_over)
-        self._control = FdSocket(control, self._from_broker)
-        self._tick()
 
     def _hears(self, kind: str, *what: Any) -> float:
         """Note an event of the node, if this life is recorded; return the time."""

@@ -146,7 +146,7 @@ class Shard:
                 mine = (block.bid for block in entry.blocks if block.server == self.number)
                 self._seed_bids[entry.init] = frozenset(mine)
                 self._groups.add(MODEL)
-                self.layout.add(entry.keys, entry.blocks)
+                self.layout.add(entry.keys, entry.blocks, SEEDS if entry.plain else MODEL)
             case c.Drop(init=init):
                 self._drop(init)
             case c.Regroup(kid=kid, group=group, bid=bid):

@@ -14,7 +14,8 @@ from worker_threads import on_threads, worker_of
 import zkv
 from zkv.errors import KeyMismatch, PushRefused
 from zkv.torch import Optimizer, attach
-from zkv_workers import torch_tensors
+from zkv_workers import torch as below
+from zkv_workers import torch_ddp, torch_tensors
 
 pytestmark = pytest.mark.torch
 
@@ -424,5 +425,9 @@ async def test_samples_are_dealt_out_to_blocks() -> None:
 
 
 def test_the_face_names_it() -> None:
-    assert zkv.torch.attach is attach
-    assert zkv.torch.Optimizer is Optimizer
+    """`import zkv` is enough, and what needs torch.distributed is looked for only if asked for."""
+    face = zkv.__getattr__("torch")
+    assert (face.attach, face.Optimizer, face.Block) == (below.attach, Optimizer, below.Block)
+    assert (face.State, face.comm_hook) == (torch_ddp.State, torch_ddp.comm_hook)
+    with pytest.raises(AttributeError, match="no attribute 'attache'"):
+        _ = face.attache

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zkv.layout import Layout
-from zkv_workers.model import BatchState, Running
+from zkv_workers.model import BatchState
+from zkv_workers.running import Running
 from zkv_workers.signals import Grant
 
 

@@ -25,9 +25,10 @@ from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger, Model
 from zkv_workers.fragments import Fragments
 from zkv_workers.local import AsyncLocal
-from zkv_workers.model import ConnectOptions, Running, session_config
+from zkv_workers.model import ConnectOptions, session_config
 from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
+from zkv_workers.running import Running
 from zkv_workers.samples import Source
 
 log = logging.getLogger("zkv.worker")
@@ -107,9 +108,10 @@ class AsyncBatch(AnyBatch):
 
     async def __aenter__(self) -> AsyncBatch:
         self._check_unused()
-        if self._state is None:
-            self._grant(await self._worker._next_grant())
-        self._begin()
+        with self._running.entering(self):
+            if self._state is None:
+                self._grant(await self._worker._next_grant())
+            self._begin()
         if not self._early:
             try:
                 await self.arrived()

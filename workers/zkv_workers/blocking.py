@@ -25,9 +25,10 @@ from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Key, Ledger, Model
 from zkv_workers.fragments import Fragments
 from zkv_workers.local import Local
-from zkv_workers.model import ConnectOptions, Running, session_config
+from zkv_workers.model import ConnectOptions, session_config
 from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
+from zkv_workers.running import Running
 from zkv_workers.samples import Source
 from zkv_workers.waiting import Pushed, answer_of, copy_result
 
@@ -75,12 +76,20 @@ class Worker:
         return asyncio.run_coroutine_threadsafe(make(), self._loop).result()
 
     def _check(self) -> None:
+        self._check_process()
+        if self._left or self._loop.is_closed():
+            raise Closed("the worker has left")
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise Closed(
                 "this worker belongs to the process that connected; connect again after a fork"
             )
-        if self._left or self._loop.is_closed():
-            raise Closed("the worker has left")
+
+    def _check_heard(self, future: concurrent.futures.Future[Any]) -> None:
+        """Check that the future is done, or can be in this process."""
+        if not future.done():
+            self._check_process()
 
     def _feed(self, *events: s.Input) -> None:
         self._check()
@@ -235,7 +244,9 @@ class Worker:
         self._check()
         self._ledger.raise_refused()
         key, flat, number = faces.plain_push(self._driver, key, value, weight)
-        return Pushed(self._start(lambda token: s.PushPlain(token, key, flat, number)))
+        return Pushed(
+            self._start(lambda token: s.PushPlain(token, key, flat, number)), self._check_heard
+        )
 
     def pull(self, keys: Any = None) -> Any:
         """Return a key's value, a dict for a list of keys, or the whole model as one version.

@@ -27,8 +27,10 @@ class Batch(AnyBatch):
         Raises:
             WaitTimeout: it is not settled within `timeout_s` (None: the worker's
                 `wait_timeout_s`); the batch may still count later.
+            Closed: this is another process than the one that has computed it (after a fork).
         """
         if self._fate is not None:
+            self._worker._check_heard(self._fate)
             config = self._worker._config
             patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
             what = f"the fate of batch {self.number}"
@@ -38,9 +40,10 @@ class Batch(AnyBatch):
 
     def __enter__(self) -> Batch:
         self._check_unused()
-        if self._state is None:
-            self._grant(self._worker._next_grant())
-        self._begin()
+        with self._running.entering(self):
+            if self._state is None:
+                self._grant(self._worker._next_grant())
+            self._begin()
         return self
 
     def _begin_again(self) -> None:

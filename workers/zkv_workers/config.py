@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+
+from zkv.errors import ConfigError
 
 ROUTES = ("direct", "broker")
 """How data travels: from worker to server, or through the broker's data port."""
@@ -38,3 +41,29 @@ class SessionConfig:
     """Measure the way to a server before keys are initialised: it may be a slow link."""
     priority: bool = True
     """Send what the next forward pass needs first before the rest; else as it was pushed."""
+
+    def __post_init__(self) -> None:
+        """Check what users give.
+
+        Raises:
+            ConfigError: a setting is not of its kind, or out of its bounds.
+        """
+        if not isinstance(self.name, str):
+            raise ConfigError(f"name={self.name!r} is no str")
+        for setting, least in (("rank", -1), ("world", 0), ("window_bytes", 1)):
+            number = getattr(self, setting)
+            if type(number) is not int or number < least:
+                raise ConfigError(f"{setting}={number!r} is no int of at least {max(0, least)}")
+        for setting in _SECONDS:
+            seconds = getattr(self, setting)
+            if not isinstance(seconds, int | float) or not 0 < seconds < inf:
+                raise ConfigError(f"{setting}={seconds!r} is no number of seconds above 0")
+
+
+_SECONDS = (
+    "connect_timeout_s",
+    "wait_timeout_s",
+    "narrate_after_s",
+    "narrate_every_s",
+    "broker_lost_s",
+)

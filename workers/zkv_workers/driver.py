@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,7 @@ class Driver:
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {', '.join(ROUTES)}")
         net.resolvable(config.broker)
+        self._pid = os.getpid()
         # Where the broker is on loopback, all is on one machine.
         far = not is_loopback(split_address(config.broker)[0])
         config = dataclasses.replace(config, measures=far)
@@ -92,7 +94,12 @@ class Driver:
         self, make: Callable[[int], s.Input], behind: Pipeline | None = None
     ) -> asyncio.Future[Any]:
         """Give the session a call; the future has its answer. Cancelling it only stops the
-        waiting. `behind`: it is made when all jobs are done that are in that pipeline now."""
+        waiting. `behind`: it is made when all jobs are done that are in that pipeline now.
+
+        Raises:
+            Closed: this is another process than the one that connected.
+        """
+        self.check_process()
         token = next(self._tokens)
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed:
@@ -127,8 +134,24 @@ class Driver:
         if future.cancelled() and not self._closed:
             self.feed(s.GiveUp(token))
 
+    def check_process(self) -> None:
+        """Check that this is the process that connected: sockets are of no use after a fork.
+
+        Raises:
+            Closed: it is not.
+        """
+        if os.getpid() != self._pid:
+            raise Closed(
+                "this worker belongs to the process that connected; connect again after a fork"
+            )
+
     def feed(self, *events: s.Input) -> None:
-        """Give the session inputs, in this order, and carry out what it says to all of them."""
+        """Give the session inputs, in this order, and carry out what it says to all of them.
+
+        Raises:
+            Closed: this is another process than the one that connected.
+        """
+        self.check_process()
         if not self._closed:
             for event in events:
                 self.session.take(event, now())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -12,11 +12,12 @@ from typing import Any
 from zkv import control as c
 from zkv import span_split
 from zkv.dtypes import Array, dtype_of, stored_view
-from zkv.errors import PushRefused
+from zkv.errors import KeyMismatch, PushRefused
 from zkv.layout import check_key
 from zkv.reasons import gist
 from zkv.spans import TRAINING, Spans
 from zkv.time_split import PARTS, Meter, Part
+from zkv.wire import MODEL
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.devices import to_host
@@ -127,6 +128,23 @@ def initialise(
         as_arrays(params), rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent
     )
     return lambda token: s.Initialise(token, tuple(specs), values, plain)
+
+
+def check_trained(driver: Driver, keys: Iterable[Key]) -> None:
+    """Check that keys that were initialised to be trained are part of the model.
+
+    Raises:
+        KeyMismatch: they came after its first batch, with which its keys are fixed.
+    """
+    layout = driver.session.layout
+    for key in keys:
+        if layout.group_of[layout.kid(key)] != MODEL:
+            names = [repr(layout.entries[kid].spec.key) for kid in layout.kids_in(MODEL)]
+            raise KeyMismatch(
+                f"key {key!r} is no part of the model that this cluster trains: its keys "
+                f"({', '.join(names[:5])}{', ...' if names[5:] else ''}) are fixed since its first "
+                "batch; attach a model with these, or start another cluster"
+            )
 
 
 def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key, Array, float]:

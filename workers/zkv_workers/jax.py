@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from zkv_workers.blocking import Worker
+from zkv_workers.faces import check_trained
 from zkv_workers.jax_optimizer import Block as Block
 from zkv_workers.jax_optimizer import Optimizer as Optimizer
 from zkv_workers.jax_transformation import SyncState as SyncState
@@ -47,6 +48,7 @@ def attach(params: Any, worker: Worker, *, weight: float = 1.0) -> Optimizer:
         )
     tree, values = survey(params)
     worker.init(values)
+    check_trained(worker._driver, values)
     made = Optimizer(tree, worker, check_weight(weight))
     _attached[worker] = weakref.ref(made)
     return made

@@ -290,6 +290,7 @@ class Optimizer:
         if step is None or step.explicit:
             raise RuntimeError("no batch of begin() is open: params = optimizer.begin() begins one")
         try:
+            weight, loss = (None if one is None else float(one) for one in (weight, loss))
             self._send(step, gradients)
         except Cancelled:
             pass
@@ -300,7 +301,7 @@ class Optimizer:
         self._fixed = weight is None
         if weight is None and not step.explicit:
             weight = self._weight
-        step.finish(*(None if one is None else float(one) for one in (weight, loss)))
+        step.finish(weight, loss)
         last = step.batch
         values = self._begin_values()
         self.last = last

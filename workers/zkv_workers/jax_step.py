@@ -113,15 +113,23 @@ class Step:
             raise Cancelled("the batch was cancelled while it was sent again")
 
     def finish(self, weight: float | None = None, loss: float | None = None) -> str:
-        """Leave the batch; return "pending", or "cancelled" if it is."""
+        """Leave the batch; return "pending", or "cancelled" if it is.
+
+        Raises:
+            ValueError, TypeError: weight or loss is none: then the batch is withdrawn.
+        """
         with self._lock:
             self._closed = True
             if self._left:
                 return "cancelled"
-            if weight is not None:
-                self.batch.set_weight(weight)
-            if loss is not None:
-                self.batch.set_loss(loss)
+            try:
+                if weight is not None:
+                    self.batch.set_weight(weight)
+                if loss is not None:
+                    self.batch.set_loss(loss)
+            except BaseException as error:
+                self._leave(error)
+                raise
             cancelled = self.batch.cancelled
             self._left = True
             self.batch.__exit__(None, None, None)
@@ -134,7 +142,7 @@ class Step:
             if not self._left:
                 self._leave(_Given("the batch is given up"))
 
-    def _leave(self, error: Exception) -> None:
+    def _leave(self, error: BaseException) -> None:
         self._left = True
         self.batch.__exit__(type(error), error, None)
 

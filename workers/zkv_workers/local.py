@@ -89,6 +89,8 @@ class Local(Rounds):
             TypeError: `data` is no shard.
         """
         for carrier in self._worker.batches(self._draws(data)):
+            # A loop that was left in mid-round: this one has the grant now, and begins anew.
+            self._give_up()
             self.last = carrier
             for part in self._deal(carrier.__enter__(), data.size):
                 batch = LocalBatch(self, len(part[1]), part)
@@ -156,6 +158,7 @@ class AsyncLocal(Rounds):
         """Return all local batches that the run deals to this worker (see `Local.batches`):
         ``async for batch in …: async with batch:``."""
         async for carrier in self._worker.batches(self._draws(data)):
+            self._give_up()
             self.last = carrier
             for part in self._deal(await carrier.__aenter__(), data.size):
                 batch = AsyncLocalBatch(self, len(part[1]), part)

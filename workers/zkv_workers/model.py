@@ -226,41 +226,6 @@ class BatchState:
             raise Cancelled(f"batch {self.number} was cancelled: the update happened without it")
 
 
-class Running:
-    """The batches that are being computed, so that a cancellation finds them.
-
-    Grants are taken on one thread and cancellations heard on another: one that comes in between is
-    kept for the batch. Each side writes its own part before it reads the other's.
-    """
-
-    def __init__(self) -> None:
-        self._states: dict[int, BatchState] = {}
-        self._cancelled = 0
-        """The newest batch that was cancelled: they are numbered, and only one runs at a time."""
-
-    def add(self, state: BatchState) -> BatchState:
-        """A batch begins; it may have been cancelled already."""
-        self._states[state.number] = state
-        if self._cancelled == state.number:
-            state.cancelled = True
-        return state
-
-    def remove(self, number: int) -> None:
-        """A batch is over."""
-        self._states.pop(number, None)
-
-    def is_cancelled(self, number: int) -> bool:
-        """Return whether this batch is being computed in vain."""
-        return number in self._states and self._states[number].cancelled
-
-    def cancel(self, number: int) -> None:
-        """The policy cancels a batch."""
-        self._cancelled = number
-        state = self._states.get(number)
-        if state is not None:
-            state.cancelled = True
-
-
 def check_weight(weight: float) -> float:
     """Return a batch's weight as a float.
 
@@ -316,7 +281,7 @@ def session_config(
     """Return a worker's settings and route: arguments first, then the environment's variables.
 
     Raises:
-        ConfigError: no broker is named, or a variable is not a number.
+        ConfigError: no broker is named, or a variable or an option is not what it has to be.
         TypeError: an option that there is not; those that there are are named.
     """
     unknown = sorted(options.keys() - ConnectOptions.__annotations__.keys())
@@ -335,13 +300,13 @@ def session_config(
     host = socket.gethostname()[:200] or "?"
     unique = f"{host}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
     role = "observer" if observer else "worker"
-    default = f"{role}-{rank}" if rank >= 0 else f"{role}-{unique}"
+    default = f"{role}-{rank}" if rank != -1 else f"{role}-{unique}"
     trace = os.environ.get(tracing.VARIABLE, "")
     config = SessionConfig(
         name=options.get("name") or os.environ.get("ZKV_NAME") or default,
         broker=address,
-        rank=int(rank),
-        world=int(world),
+        rank=rank.item() if isinstance(rank, np.generic) else rank,
+        world=world.item() if isinstance(world, np.generic) else world,
         observer=observer,
         host=host,
         pid=os.getpid(),

@@ -148,8 +148,6 @@ class Rounds:
 
     def _start(self, batch: AnyBatch, parts: int, *, dealt: bool) -> Round:
         """Begin a round on a batch whose block was entered."""
-        # A loop that was left in mid-round: this one has the grant now, and begins anew with it.
-        self._give_up()
         self._dealt = dealt
         try:
             self._round = Round(batch, self._copy, parts, dealt=dealt)

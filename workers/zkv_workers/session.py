@@ -16,7 +16,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
-from zkv.wire import SEEDS, open_envelope
+from zkv.wire import MODEL, SEEDS, open_envelope
 from zkv_workers import signals as s
 from zkv_workers.aside import Aside
 from zkv_workers.behind import Behind
@@ -333,7 +333,7 @@ class Session:
                 self._out.append(s.SendData(at.index, greet, None))
 
     def _laid_out(self, message: c.Layout) -> None:
-        self.layout.add(message.keys, message.blocks)
+        self.layout.add(message.keys, message.blocks, SEEDS if message.seed else MODEL)
         self.requests.initialised = True
         self.made.index = max(self.made.index, message.index)
         if message.seed and self.member is not None:

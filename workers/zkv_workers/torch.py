@@ -20,6 +20,7 @@ from typing import Any, TypedDict, Unpack
 
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Worker
+from zkv_workers.faces import check_trained
 from zkv_workers.model import check_weight
 from zkv_workers.torch_block import Block as Block
 from zkv_workers.torch_buffers import Buffers
@@ -139,6 +140,7 @@ def _optimizer(
         worker.init({key: one.detach() for key, one in found.trained.items()})
     else:
         deferred.give(found, worker)
+    check_trained(worker._driver, found.trained)
     if given["frozen"] == "first":
         _init_frozen(found, worker)
     kept.init()
@@ -163,6 +165,11 @@ def _checked(options: AttachOptions) -> AttachOptions:
         raise TypeError(f"attach has no option {', '.join(unknown)}; it has {', '.join(DEFAULTS)}")
     given: AttachOptions = {**DEFAULTS, **options}
     check_weight(given["weight"])
+    for option in ("buffers_every", "ahead"):
+        if type(given[option]) is not int:
+            raise TypeError(f"{option}={given[option]!r} is no int")
+    if given["init"] is not None and not callable(given["init"]):
+        raise TypeError(f"init={given['init']!r} is no function of a module")
     if given["frozen"] not in ("first", "local"):
         raise ValueError(f"frozen={given['frozen']!r} is neither 'first' nor 'local'")
     if given["just_in_time"]:

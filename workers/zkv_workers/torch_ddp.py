@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from zkv.errors import Lost
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Batch, Worker
+from zkv_workers.faces import check_trained
 from zkv_workers.torch_buffers import Buffers
 from zkv_workers.torch_step import Step
 from zkv_workers.torch_survey import survey
@@ -77,6 +78,7 @@ class State:
             if worker is not None:
                 self._buffers = Buffers(worker, self._model.buffers, buffers, buffers_every)
                 worker.init({key: one.detach() for key, one in self._model.trained.items()})
+                check_trained(worker._driver, self._model.trained)
                 self._buffers.init()
                 self.pull(broadcast=False)
         self._broadcast()

@@ -144,12 +144,20 @@ class Step:
             raise error
 
     def finish(self, weight: float | None, loss: float | None) -> str:
-        """Leave the batch; return "pending", or "cancelled" if it is."""
+        """Leave the batch; return "pending", or "cancelled" if it is.
+
+        Raises:
+            ValueError, TypeError: weight or loss is none: then the batch is withdrawn.
+        """
         self.release()
-        if weight is not None:
-            self.batch.set_weight(weight)
-        if loss is not None:
-            self.batch.set_loss(loss)
+        try:
+            if weight is not None:
+                self.batch.set_weight(weight)
+            if loss is not None:
+                self.batch.set_loss(loss)
+        except BaseException as error:
+            self.batch.__exit__(type(error), error, None)
+            raise
         cancelled = self.vain or self.batch.cancelled
         self.batch.__exit__(None, None, None)
         return "cancelled" if cancelled else "pending"

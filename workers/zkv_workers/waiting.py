@@ -19,8 +19,12 @@ log = logging.getLogger("zkv.worker")
 class Pushed:
     """A plain push on its way. `result()` waits until it is settled."""
 
-    def __init__(self, future: concurrent.futures.Future[s.Fate]) -> None:
-        self._future = future
+    def __init__(
+        self,
+        future: concurrent.futures.Future[s.Fate],
+        check: Callable[[concurrent.futures.Future[Any]], None],
+    ) -> None:
+        self._future, self._check = future, check
 
     def done(self) -> bool:
         """Return whether the push is settled."""
@@ -32,7 +36,9 @@ class Pushed:
         Raises:
             PushRefused: a guard refused it; key and reason are named.
             WaitTimeout: it is not settled within `timeout_s`.
+            Closed: this is another process than the one that has pushed (after a fork).
         """
+        self._check(self._future)
         fate: s.Fate = result_of(self._future, timeout_s, "the fate of a push")
         error = faces.refusal(fate)
         if error is not None:
