@@ -92,6 +92,9 @@ class Options:
     on_demand: tuple[int, ...] = ()
     """The workers (by rank) that ask for values key by key, before and again after they compute."""
     prefetch: int = 0
+    skips: int = 0
+    """Of so many batches in a row, told by the version that was granted, one pushes `v` and another
+    one `w`; 0: all push both."""
     priority: bool = True
     """Send what the next forward pass needs first before the rest; else as it came."""
     measures: bool = False
@@ -107,6 +110,7 @@ class Pushed:
     token: int
     weight: float
     gradients: dict[str, Array]
+    """Of the keys that it did not skip."""
     samples: c.Samples | None = None
     fate: s.Fate | None = None
     base: tuple[int, dict[str, Array]] | None = None
@@ -560,9 +564,12 @@ class Sim:
             "b": hot,
             "a": hot.copy(),
         }
+        for at, key in enumerate("vw" if self.options.skips else ""):
+            if (state.granted + at) % self.options.skips:
+                del gradients[key]
         pushed = Pushed(rank, token, 1.0 + rank, gradients, worker.samples, base=worker.base)
         if self.rng.random() < self.options.void:
-            gradients["v"][3] = np.nan
+            gradients["v" if "v" in gradients else "a"].flat[3] = np.nan
         sent = {key: gradient.reshape(-1).copy() for key, gradient in gradients.items()}
         assert worker.session.member is not None
         self.contributions[worker.session.member.incarnation, state.number] = pushed
@@ -626,7 +633,8 @@ class Sim:
         worker.tokens += 1
 
         worker.calls[worker.tokens] = lambda fate: self._told(pushed, fate, worker, state.number)
-        return s.Finish(worker.tokens, state.number, state.weight, ())
+        skipped = () if pushed is None else state.packer.skipped()
+        return s.Finish(worker.tokens, state.number, state.weight, skipped)
 
     # --- laws --------------------------------------------------------------------------------
 
@@ -753,7 +761,8 @@ class Sim:
     ) -> Array:
         """Return what one process makes of these gradients, older ones treated as configured."""
         stale = staleness(self.options.staleness)
-        gradients = [pushed.gradients[key].reshape(-1) for pushed in made]
+        nothing = np.zeros_like(now)
+        gradients = [pushed.gradients.get(key, nothing).reshape(-1) for pushed in made]
         if stale.compensation:
             gradients = [
                 stale.compensated(g, now, old) for g, old in zip(gradients, then, strict=True)
@@ -787,6 +796,7 @@ class Sim:
         }
         history = [{key: value.copy() for key, value in model.items()}]
         views = [self._view(0, history[0], history[0])]
+        updates = dict.fromkeys(model, 0)
         for count, (commit, rate) in enumerate(self._rated(), start=1):
             made = [
                 self.contributions[one.contribution.incarnation, one.contribution.batch]
@@ -797,9 +807,13 @@ class Sim:
             for key in model:
                 # What the gradients were computed on is what their workers had.
                 then = [views[count - 1 - age][key] for age in ages]
+                if all(key not in pushed.gradients for pushed in made):
+                    # Its rule is not run.
+                    continue
+                updates[key] += 1
                 mean = self._mean(key, made, ages, model[key], then)
                 model[key], slots[key] = update(
-                    chosen, model[key].copy(), slots[key], mean, lr=rate, count=count
+                    chosen, model[key].copy(), slots[key], mean, lr=rate, count=updates[key]
                 )
             history.append({key: value.copy() for key, value in model.items()})
             views.append(self._view(count, views[-1], history[-1]))

@@ -131,6 +131,8 @@ class Block(Frozen, frozen=True, tag=6):
     """The version that the deltas begin at; -1: the payload is values."""
     deltas: Annotated[tuple[Delta, ...], Meta(max_length=DELTAS_MAX)] = ()
     """One for each version after `base`, in order; their payloads are back to back."""
+    like: Int = -1
+    """The grant under which this worker was, or is, sent the same values; -1: see the payload."""
 
 
 class Ack(Frozen, frozen=True, tag=7):

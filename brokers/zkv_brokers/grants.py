@@ -26,6 +26,9 @@ from zkv_brokers.store import Pinned, Store
 
 FIRST = 2**60
 """What is asked for has places from minus this on: before all blocks that are sent unasked."""
+SENT_MAX = 4
+"""Grants of late that a worker's next one may refer to: it keeps the values of the last two."""
+NO_BYTES: Array = np.empty(0, np.uint8)
 RESEND_S = 4.0
 """Twice a worker's own pause, which asks for what it misses: this is for a lost `Got`."""
 
@@ -58,7 +61,7 @@ class _Piece:
     def make_whole(self) -> None:
         """Send the values from now on. The window counts the bytes that it was offered: a block
         at most is not counted."""
-        plain = {"codec": "none", "form": None, "base": -1, "deltas": ()}
+        plain = {"codec": "none", "form": None, "base": -1, "deltas": (), "like": -1}
         self.message, self.coded = structs.replace(self.message, **plain), None
 
 
@@ -86,6 +89,8 @@ class Grants:
         self._windows: dict[int, Window[_Piece]] = {}
         self._asked: dict[tuple[int, int, int], set[int]] = {}
         """Grants on demand, and the blocks of them that are asked for and have not arrived."""
+        self._sent: dict[int, dict[int, int]] = {}
+        """By incarnation, the last grants of the model and their versions."""
         self._reachable: set[int] = set()
         self._again: list[tuple[int, _Piece]] = []
 
@@ -98,6 +103,7 @@ class Grants:
         ask for them."""
         pieces: dict[int, _Piece] = {}
         name, serial = (entry.incarnation, entry.group, entry.grant), self._turn(entry)
+        self._note(entry)
         for block in blocks:
             piece = self._piece(entry, block)
             pieces[block.bid] = piece
@@ -123,7 +129,37 @@ class Grants:
                 f"has not reached its version {entry.version}"
             )
         name = (entry.incarnation, entry.group, entry.grant)
+        self._note(entry)
         self._ahead[name] = (entry, {block.bid for block in blocks}, self._turn(entry))
+
+    def _note(self, entry: c.Grant) -> None:
+        """Note a grant whose values later ones may be said to be like; who asks for them keeps
+        none."""
+        if entry.group == MODEL and not entry.kids and not entry.on_demand:
+            sent = self._sent.setdefault(entry.incarnation, {})
+            sent[entry.grant] = entry.version
+            if len(sent) > SENT_MAX:
+                del sent[next(iter(sent))]
+
+    def forget_sent(self) -> None:
+        """From here on blocks, or how they are sent, are others than under the grants so far."""
+        self._sent.clear()
+
+    def _like(self, entry: c.Grant, block: BlockSpec) -> int:
+        """Return the grant before this one, if under it the block had the same values; -1: not.
+
+        Only one that has not been taken back: its version may never have come to be.
+        """
+        earlier = [
+            (grant, version)
+            for grant, version in self._sent.get(entry.incarnation, {}).items()
+            if grant < entry.grant
+        ]
+        if not earlier or entry.on_demand:
+            return -1
+        grant, version = earlier[-1]
+        same = self._store.blocks[block.bid].changed <= version <= entry.version
+        return grant if same else -1
 
     def fill(self, block: BlockSpec, version: int, pinned: Pinned) -> None:
         """Send a block of a version to those who were granted it before it was made."""
@@ -134,6 +170,7 @@ class Grants:
             if not missing:
                 del self._ahead[name]
             piece = self._piece(entry, block, pinned)
+            self._spare(piece, entry, block)
             self._open.setdefault(name, {})[block.bid] = piece
             self._offer(piece, serial)
 
@@ -183,10 +220,20 @@ class Grants:
             pinned = self._store.granted(block, entry.version)
         pinned.pins += 1
         piece = _Piece(message, pinned.values, pinned)
-        if entry.group == MODEL and not made:
+        if entry.group == MODEL and not made and not self._spare(piece, entry, block):
             fields, piece.coded = self._store.views.coded(block, pinned.values, entry)
             piece.message = structs.replace(message, **fields)
         return piece
+
+    def _spare(self, piece: _Piece, entry: c.Grant, block: BlockSpec) -> bool:
+        """Send no values, if the worker has the same ones by its grant before; return whether."""
+        like = self._like(entry, block)
+        if like < 0 or piece.pinned is not self._store.blocks[block.bid].current:
+            # It was made ahead; or it has a lossy codec, and what workers hold of it moves though
+            # its values do not.
+            return False
+        piece.message, piece.coded = structs.replace(piece.message, like=like), NO_BYTES
+        return True
 
     @staticmethod
     def _unpin(piece: _Piece) -> None:
@@ -213,6 +260,8 @@ class Grants:
 
     def drop(self, incarnation: int, group: int, grant: int) -> None:
         """The grant no longer counts: unpin its blocks and do not send what is still queued."""
+        if group == MODEL:
+            self._sent.get(incarnation, {}).pop(grant, None)
         self._ahead.pop((incarnation, group, grant), None)
         self._asked.pop((incarnation, group, grant), None)
         pieces = self._open.pop((incarnation, group, grant), {})
@@ -268,6 +317,7 @@ class Grants:
                 self._unpin(piece)
         self._ahead = {name: one for name, one in self._ahead.items() if name[0] in members}
         self._asked = {name: bids for name, bids in self._asked.items() if name[0] in members}
+        self._sent = {who: sent for who, sent in self._sent.items() if who in members}
         self._windows = {who: window for who, window in self._windows.items() if who in members}
         self._reachable &= members
 

@@ -184,7 +184,8 @@ class Shard:
                     self.commits.streaming.check_settings()
                 self.store.configure(settings)
                 down = down_plan(plain.get("codec_down", "none"))
-                self.store.views.use(down)
+                if self.store.views.use(down):
+                    self.grants.forget_sent()
                 out.append(Prepare((plan(plain.get("codec", "none")), down)))
             case c.Epoch(members=members, kept=kept):
                 self.members = set(members)
@@ -223,6 +224,7 @@ class Shard:
 
     def _regroup(self, kid: int, group: int, bid: int) -> None:
         self._groups.add(group)
+        self.grants.forget_sent()
         (before, *rest) = self.layout.blocks_for([kid])
         self.layout.regroup(kid, group, bid)
         if not rest and bid in self.layout.blocks and before.server == self.number:
@@ -255,11 +257,8 @@ class Shard:
                 reason = (
                     f"server {self.number}: incarnation {name.incarnation} is no member (any more)"
                 )
-                out.append(
-                    ToWorker(
-                        name.incarnation, d.Fenced(self.number, name.incarnation, reason), None
-                    )
-                )
+                fenced = d.Fenced(self.number, name.incarnation, reason)
+                out.append(ToWorker(name.incarnation, fenced, None))
             case d.Push() if payload is not None:
                 self._push(message, payload, out)
             case d.Done():

@@ -54,6 +54,8 @@ class BlockState:
     slots: tuple[Array, ...] = ()
     counts: dict[int, int] = field(default_factory=dict)
     """How many updates each key in the block has had."""
+    changed: int = 0
+    """The group's version in which some values of it became what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,7 @@ class Store:
         dtype = self.layout.dtype(block)
         state = self.blocks[block.bid]
         self._prepare(state, runs, dtype)
+        state.changed = version + 1
         if state.current.pins:
             state.current = Pinned(state.current.values.copy())
         values = state.current.values

@@ -45,12 +45,17 @@ class Views:
         self._views: dict[int, View] = {}
         self._packed: dict[int, _Packed] = {}
 
-    def use(self, chosen: Plan) -> None:
-        """Send by this plan from now on: with another one, the next grants begin with values."""
-        if chosen != self._plan:
-            self._plan = chosen
-            for kept in (self._codecs, self._views, self._packed):
-                kept.clear()
+    def use(self, chosen: Plan) -> bool:
+        """Send by this plan from now on: with another one, the next grants begin with values.
+
+        Return whether it is another one.
+        """
+        if chosen == self._plan:
+            return False
+        self._plan = chosen
+        for kept in (self._codecs, self._views, self._packed):
+            kept.clear()
+        return True
 
     def _codec(self, block: BlockSpec) -> Codec:
         codec = self._codecs.get(block.bid)

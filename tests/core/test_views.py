@@ -270,6 +270,33 @@ def test_another_plan_begins_with_values_and_none_with_the_exact_ones() -> None:
         finish(trial, granted(trial))
 
 
+def test_values_that_another_plan_has_sent_are_not_referred_to() -> None:
+    """They are of the same version, but of the view."""
+    trial = Trial("int8;small=0")
+    finish(trial, granted(trial))
+    trial.commit()
+    finish(trial, granted(trial))
+    trial.use("none")
+    trial.text = "none"
+    trial.views[-1] = [trial.exact(bid) for bid in (0, 1, 2)]
+    trial.receivers[1].known = -1
+    for like in (-1, 3):
+        sent = granted(trial)
+        assert {message.like for _, message, _ in sent} == {like}
+        finish(trial, sent)
+
+
+def test_blocks_that_a_key_has_left_are_not_referred_to() -> None:
+    trial = Trial("none")
+    finish(trial, granted(trial))
+    trial.rig.log(c.Regroup(2, 5, 3))
+    trial.rig.layout.regroup(2, 5, 3)
+    trial.begin(1)
+    found = {message.bid: (message, payload) for _, message, payload in trial.wire}
+    assert found[1][0].like == -1
+    assert found[1][1].size == 4 * B
+
+
 @pytest.mark.parametrize("wrong", ["base", "payload", "codec", "version", "dtype"])
 def test_what_is_of_no_use_is_asked_for_once_more_as_values(wrong: str) -> None:
     """Nothing is corrupted, no receipt is given, and no question is put without end."""

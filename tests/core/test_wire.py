@@ -488,6 +488,7 @@ GOLDEN_DATA: list[d.Data] = [
     d.Ask(1048577, 0, 4, [1], (), 6),
     d.Block(0, 1048577, 0, 4, 9, 0, "none", []),
     d.Block(0, 1048577, 0, 4, 9, 0, "none", [], None, 8, (d.Delta("int8", FORM, 12),)),
+    d.Block(0, 1048577, 0, 4, 9, 0, "none", [], like=3),
     d.Ack(0, 1048577, [(NAME, 0), (NAME, -1)]),
     d.Fenced(0, 1048577, "no member"),
     d.Probe(1048577, 3),

@@ -23,6 +23,7 @@ from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Clock, Key, Ledger, Model
+from zkv_workers.fragments import Fragments
 from zkv_workers.local import AsyncLocal
 from zkv_workers.model import ConnectOptions, session_config
 from zkv_workers.outgoing import Outlet
@@ -275,9 +276,9 @@ class AsyncWorker:
         with faces.calling(self._ledger):
             return await self._driver.call(make)
 
-    def local(self, h: int) -> AsyncLocal:
+    def local(self, h: int, *, fragments: Fragments = 1, mixing: float = 0.0) -> AsyncLocal:
         """Return rounds of `h` local batches (see `Worker.local`), entered with `async with`."""
-        return AsyncLocal(self, h)
+        return AsyncLocal(self, h, fragments, mixing)
 
     def push(self, key: Key, value: Any, *, weight: float = 1.0) -> asyncio.Future[str]:
         """Push one key by itself; returns at once, the future has the outcome."""

@@ -96,9 +96,14 @@ class AnyBatch(ABC):
         Raises:
             Cancelled: the batch no longer counts; the `with` block swallows it.
         """
+        return self.settle().params()
+
+    def settle(self) -> BatchState:
+        """Wait for all values, and return them; from here on this batch does not begin again."""
         self._need(None)
         self._touched = True
-        return self._open.params()
+        self._open.check()
+        return self._open
 
     def __getitem__(self, key: Key) -> Array:
         """One key's array of `params`: only its values are waited for."""
@@ -276,6 +281,11 @@ class AnyBatch(ABC):
         if self._withdrawn:
             return "withdrawn"
         return "open" if self._fate is None else faces.outcome(self._fate)
+
+    @property
+    def update(self) -> int | None:
+        """The version that the batch's update has led to; None: it is in none that is known."""
+        return faces.update(self._fate)
 
     def _settled(self, fate: s.Fate) -> None:
         """Book what became of it."""

@@ -23,6 +23,7 @@ from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.faces import Key, Ledger, Model
+from zkv_workers.fragments import Fragments
 from zkv_workers.local import Local
 from zkv_workers.model import ConnectOptions, session_config
 from zkv_workers.outgoing import Outlet
@@ -216,14 +217,26 @@ class Worker:
             grant: s.Grant | None = self._call(lambda token: s.Begin(token, self.on_demand))
         return grant
 
-    def local(self, h: int) -> Local:
+    def local(self, h: int, *, fragments: Fragments = 1, mixing: float = 0.0) -> Local:
         """Return rounds of `h` local batches: one contribution for what each round has changed.
 
         ``with worker.local(h=8) as local:``, and in it ``with local.batch(weight=32) as batch:``,
         whose `batch.params` are the worker's own and changed in place by a rule of your own. Where
         the run deals the samples out: ``for batch in local.batches(data):``, see `Local.batches`.
+
+        `fragments=F`: a contribution every h / F local batches, of a part of the model, so that
+        each key is contributed every `h` (Streaming DiLoCo, arXiv:2501.18512). The others go on
+        from the worker's own values. Keys are divided by bytes, or by patterns: a list with those
+        of each fragment. With `zkv.connect(prefetch=1)` it travels while the next round is
+        computed. What comes of a fragment replaces the worker's own values of it, or with
+        `mixing=0.5` half of them. All workers give the same `h` and `fragments`.
+
+        Raises:
+            ValueError: `h` is no multiple of the number of fragments, say.
+            ConfigError: the policy mixes fragments in an update; or (at the first round) a key is
+                in no fragment, or a fragment has no key.
         """
-        return Local(self, h)
+        return Local(self, h, fragments, mixing)
 
     def push(self, key: Key, value: Any, *, weight: float = 1.0) -> Pushed:
         """Push one key by itself, to be combined with the other workers' pushes; returns at

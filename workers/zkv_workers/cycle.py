@@ -103,6 +103,7 @@ class Cycle:
             chosen=granted.chosen,
             ahead=granted.ahead,
             on_demand=granted.on_demand,
+            behind=self.behind,
         )
 
     def _begins_on(self) -> Assembly | None:

@@ -225,8 +225,17 @@ def outcome(fate: Any) -> str:
 
     A worker that leaves before its last batch is settled is never told: the batch still counts.
     """
-    known = fate.done() and not fate.cancelled() and fate.exception() is None
-    return str(fate.result().outcome) if known else "pending"
+    return str(fate.result().outcome) if _is_known(fate) else "pending"
+
+
+def update(fate: Any) -> int | None:
+    """Return the version of the update that counts what a future of a `Fate` is of; None: none."""
+    version: int | None = fate.result().version if fate is not None and _is_known(fate) else None
+    return version
+
+
+def _is_known(fate: Any) -> bool:
+    return fate.done() and not fate.cancelled() and fate.exception() is None
 
 
 def pauses(config: SessionConfig, patience_s: float) -> Iterator[float]:

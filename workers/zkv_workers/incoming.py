@@ -86,6 +86,8 @@ class Incoming:
     def take(self, message: d.Block, payload: Array, now: float) -> None:
         """A server sends a block."""
         self._arrived(self.downloads.take(message, payload, now))
+        for assembly in self.downloads.followers(message.bid, now):
+            self._arrived(assembly)
         if message.group == MODEL and self._made.cycle.token:
             self._made.answer_begin()
 

@@ -4,7 +4,8 @@ Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv:1805
 outer Nesterov on the servers it is DiLoCo: Douillard et al., "DiLoCo: Distributed Low-Communication
 Training of Language Models", arXiv:2311.08105. The contribution of a round is start − end, summed
 up over its batches by the user's own inner rule; the servers' rule is the outer one, and `sgd:lr=1`
-there makes plain averaging.
+there makes plain averaging. With `fragments` it is Streaming DiLoCo (arXiv:2501.18512): a round
+contributes a part of the model at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from zkv.pool import Shard
+from zkv_workers.fragments import Fragments
 from zkv_workers.rounds import AnyLocalBatch, Part, Rounds
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ class Local(Rounds):
     """Rounds of `h` local batches. Use it as a context manager, so that a part of a round
     counts, or (of `batches`) its samples are dealt out again."""
 
-    def __init__(self, worker: Worker, h: int) -> None:
-        super().__init__(h)
+    def __init__(self, worker: Worker, h: int, fragments: Fragments, mixing: float) -> None:
+        super().__init__(h, fragments, mixing, lambda: worker._member.policy)
         self._worker = worker
         self.last: Batch | None = None
         """The batch that carries the newest round; its `outcome` tells what became of it."""
@@ -142,8 +144,8 @@ class AsyncLocalBatch(AnyLocalBatch):
 class AsyncLocal(Rounds):
     """Rounds of `h` local batches, for asyncio (see `Local`)."""
 
-    def __init__(self, worker: AsyncWorker, h: int) -> None:
-        super().__init__(h)
+    def __init__(self, worker: AsyncWorker, h: int, fragments: Fragments, mixing: float) -> None:
+        super().__init__(h, fragments, mixing, lambda: worker._joined.policy)
         self._worker = worker
         self.last: AsyncBatch | None = None
         """The batch that carries the newest round; its `outcome` tells what became of it."""

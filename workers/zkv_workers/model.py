@@ -119,6 +119,7 @@ class BatchState:
         kids = layout.kids_in(MODEL)
         self.number = grant.batch
         self.version = grant.version
+        self.granted = grant.version + grant.behind
         self.clock = grant.clock
         self.slowest = grant.slowest
         self.fastest = grant.fastest
@@ -187,6 +188,14 @@ class BatchState:
                 key: self._arrays[kid] for key, kid in names.items() if kid in self._model
             }
         return self._params
+
+    def names(self) -> dict[int, Key]:
+        """Return the model's keys by number, of tied ones the first."""
+        return {kid: self.layout.entries[kid].spec.key for kid in self._kids}
+
+    def keys(self) -> list[Key]:
+        """Return the names of `params`, those of tied keys too."""
+        return [key for key, kid in self.layout.kid_of.items() if kid in self._model]
 
     def value(self, key: Key) -> Array:
         """Return one key's array of `params`; its values have to be here.

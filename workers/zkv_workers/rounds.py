@@ -8,23 +8,26 @@ drawn is withdrawn. It must not know workers' calls.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from zkv.dtypes import Array
 from zkv.errors import Cancelled
 from zkv.pool import INT_MAX, Shard
 from zkv_workers.batch import AnyBatch
+from zkv_workers.copies import Copy, copy_for
 from zkv_workers.faces import Key
+from zkv_workers.fragments import Fragments, check_h, check_policy, count_of
 from zkv_workers.model import check_weight
 from zkv_workers.samples import check_shard
 
 
 class Round:
-    """One round: `parts` local batches on one version of the model, and their weight so far."""
+    """One round: `parts` local batches on the worker's own copy, and their weight so far."""
 
-    def __init__(self, batch: AnyBatch, parts: int, *, dealt: bool) -> None:
+    def __init__(self, batch: AnyBatch, copy: Copy, parts: int, *, dealt: bool) -> None:
         self.batch = batch
+        self.copy = copy
         self.parts = parts
         self.dealt = dealt
         """Whether it has drawn samples: then it counts with all of its local batches or not."""
@@ -32,10 +35,14 @@ class Round:
         self.weight = 0.0
         self.losses: list[tuple[float, float]] = []
         """Of the local batches that have told one, with their weights."""
-        self.start: dict[Key, Array] = {}
         # A round that is cancelled before it has begun says so inside a block, which swallows it.
         with contextlib.suppress(Cancelled):
-            self.start = {key: value.copy() for key, value in batch.params.items()}
+            copy.begin(batch)
+
+    @property
+    def params(self) -> dict[Key, Array]:
+        """The worker's own copy."""
+        return self.copy.params(self.batch)
 
     @property
     def lacks(self) -> bool:
@@ -43,17 +50,11 @@ class Round:
         return self.dealt and self.done < self.parts and not self.batch.cancelled
 
     def contribute(self) -> None:
-        """Push start − end of every trained key; the weight is all that the round has seen."""
-        self.batch.set_weight(self.weight)
+        """Push what has changed; the weight is all that the round has seen."""
         if self.losses:
             weight = sum(weight for weight, _ in self.losses) or 1.0
             self.batch.set_loss(sum(part * loss for part, loss in self.losses) / weight)
-        pushed: set[int] = set()
-        for key, end in self.batch.params.items():
-            if end.dtype.kind in "iu" or id(end) in pushed:
-                continue
-            pushed.add(id(end))
-            self.batch.push(key, (self.start[key] - end).astype(end.dtype, copy=False))
+        self.copy.contribute(self.batch, self.weight)
 
 
 Part = tuple[Round, Array]
@@ -83,7 +84,7 @@ class AnyLocalBatch:
         Raises:
             Cancelled: the round no longer counts; the block swallows it.
         """
-        return self._open.batch.params
+        return self._open.params
 
     def __getitem__(self, key: Key) -> Array:
         return self.params[key]
@@ -119,17 +120,6 @@ class AnyLocalBatch:
         return self._open.batch.cancelled
 
 
-def check_h(h: int) -> int:
-    """Return the number of local batches of a round.
-
-    Raises:
-        ValueError: it is less than 1.
-    """
-    if type(h) is not int or h < 1:
-        raise ValueError(f"h={h!r}: a round has at least one local batch")
-    return h
-
-
 Left = tuple[bool, BaseException | None]
 """Whether the round's batch is to be left, and with which error."""
 
@@ -137,8 +127,14 @@ Left = tuple[bool, BaseException | None]
 class Rounds:
     """What both faces decide alike: when a round is over, and how its batch is left."""
 
-    def __init__(self, h: int) -> None:
-        self._h = check_h(h)
+    def __init__(
+        self, h: int, fragments: Fragments, mixing: float, policy: Callable[[], str]
+    ) -> None:
+        self._h = check_h(h, fragments)
+        """The local batches of a round."""
+        self._copy = copy_for(fragments, mixing)
+        if count_of(fragments) > 1:
+            check_policy(policy())
         self._round: Round | None = None
         self._dealt: bool | None = None
         """Whether the rounds draw samples; None before the first one."""
@@ -153,7 +149,12 @@ class Rounds:
     def _start(self, batch: AnyBatch, parts: int, *, dealt: bool) -> Round:
         """Begin a round on a batch whose block was entered."""
         self._dealt = dealt
-        self._round = Round(batch, parts, dealt=dealt)
+        try:
+            self._round = Round(batch, self._copy, parts, dealt=dealt)
+        except BaseException:
+            # Nobody would leave its block.
+            batch.abandon()
+            raise
         batch.pause(True)
         return self._round
 

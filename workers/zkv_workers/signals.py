@@ -299,6 +299,8 @@ class Grant:
     """Whether its version may never come to be; then the batch is cancelled."""
     on_demand: bool = False
     """Whether `blocks` has only what is wanted at present."""
+    behind: int = 0
+    """How many versions `version` is older than the one that was granted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
 from zkv_codecs.deltas import arrived
-from zkv_workers.assembly import Assembly
+from zkv_workers.assembly import Assembly, coded
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
 from zkv_workers.packing import cut
@@ -251,16 +251,17 @@ class Downloads:
         name = (granted.group, granted.grant)
         self._open[name] = assembly
         for message, payload in self._early.pop(name, {}).values():
-            if self._put(assembly, message, payload, now) and _coded(message):
+            if self._put(assembly, message, payload, now) and coded(message):
                 self._receipt(message)
         if assembly.complete:
-            self._complete(name, assembly)
+            self._complete(name, assembly, now)
         return assembly
 
-    def _complete(self, name: tuple[int, int], assembly: Assembly) -> None:
+    def _complete(self, name: tuple[int, int], assembly: Assembly, now: float) -> None:
         self._close(name)
         if assembly.granted.group == MODEL:
             self._before, self._held = self._held, assembly
+            self.model_s += now - assembly.since
 
     def _close(self, name: tuple[int, int]) -> None:
         self._open.pop(name, None)
@@ -278,16 +279,32 @@ class Downloads:
                 self._receipt(message)
             elif sum(map(len, self._early.values())) < EARLY_BLOCKS_MAX:
                 self._early.setdefault(name, {})[message.bid] = (message, payload)
-                if not _coded(message):
+                if not coded(message):
                     self._receipt(message)
             return None
         if self._put(assembly, message, payload, now):
             self._receipt(message)
         if assembly.complete:
-            self._complete(name, assembly)
-            if message.group == MODEL:
-                self.model_s += now - assembly.since
+            self._complete(name, assembly, now)
         return assembly
+
+    def followers(self, bid: int, now: float) -> list[Assembly]:
+        """Return the grants that have got this block now, as it is that of one before."""
+        found = []
+        for name, assembly in list(self._open.items()):
+            message = assembly.alike.get(bid)
+            if message is not None and self._put_alike(assembly, message, now):
+                self._receipt(message)
+                if assembly.complete:
+                    self._complete(name, assembly, now)
+                found.append(assembly)
+        return found
+
+    def _put_alike(self, assembly: Assembly, message: d.Block, now: float) -> bool:
+        """Take in what an earlier grant has of a block; return whether that is here."""
+        known = (self._open.get((message.group, message.like)), self._held, self._before)
+        earlier = (one for one in known if one is not None and one.granted.grant == message.like)
+        return assembly.put_alike(message, next(earlier, None), now)
 
     def _receipt(self, message: d.Block) -> None:
         name = (message.server, message.incarnation, message.group, message.grant)
@@ -298,7 +315,9 @@ class Downloads:
         block = self._layout.blocks.get(message.bid)
         if block is None or message.bid not in assembly.missing:
             return True
-        if _coded(message):
+        if message.like >= 0:
+            return self._put_alike(assembly, message, now)
+        if coded(message):
             return self._put_coded(assembly, block, message, payload, now)
         dtype = self._layout.dtype(block)
         kids = set(message.kids or block.kids)
@@ -309,11 +328,9 @@ class Downloads:
             return True
         if payload.ctypes.data % dtype.itemsize:
             payload = payload.copy()
-        assembly.blocks[message.bid] = payload.view(DTYPES[dtype.name].stored)
         if message.kids:
             assembly.parts[message.bid] = tuple(message.kids)
-        assembly.missing.discard(message.bid)
-        assembly.touched = now
+        assembly.put(message.bid, payload.view(DTYPES[dtype.name].stored), now)
         return True
 
     def _put_coded(
@@ -332,19 +349,17 @@ class Downloads:
             shape = self._layout.shape(block)
             values = arrived(message, payload, shape, held, self._backend)
         except (ProtocolError, ImportError) as error:
-            if block.bid not in assembly.useless:
-                assembly.useless.add(block.bid)
-                assembly.refused.add(block.bid)
+            if assembly.refuse(block.bid):
                 self._troubles.append(f"{error}; asking server {message.server} for plain values")
             return False
-        assembly.blocks[block.bid] = values
-        assembly.missing.discard(block.bid)
-        assembly.touched = now
+        assembly.put(block.bid, values, now)
         return True
 
     def drop(self, group: int, grant: int) -> None:
         """The grant no longer counts."""
         self._close((group, grant))
+        for assembly in self._open.values():
+            assembly.lose(group, grant)
 
     def owing(self) -> set[int]:
         """Return the servers that have not sent everything that was granted."""
@@ -381,8 +396,3 @@ class Downloads:
         self._early.clear()
         self._over.clear()
         self._held = self._before = None
-
-
-def _coded(message: d.Block) -> bool:
-    """Return whether a block is not its stored values as they are."""
-    return message.base >= 0 or message.codec != "none" or message.form is not None
