@@ -11,7 +11,7 @@ from typing import Any
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, Closed, Refused
 from zkv.span_split import BETWEEN, COMPUTE, VALUES
-from zkv.spans import BATCHES, TRAINING
+from zkv.spans import TRAINING
 from zkv.time_split import Part
 from zkv_workers import faces
 from zkv_workers import signals as s
@@ -59,13 +59,10 @@ class AnyBatch(ABC):
 
     @property
     def _inside(self) -> BatchState:
-        state = self._open
         if self.outcome != "open":
-            raise RuntimeError(
-                f"batch {state.number} is over: its gradients, weight and loss are said inside of "
-                "its block"
-            )
-        return state
+            text = "its gradients, weight and loss are said inside of its block"
+            raise RuntimeError(f"batch {self.number} is over: {text}")
+        return self._open
 
     @property
     def _out(self) -> Outgoing:
@@ -289,18 +286,12 @@ class AnyBatch(ABC):
 
     def _settled(self, fate: s.Fate) -> None:
         """Book what became of it."""
-        self._trace(fate.outcome)
+        self._ledger.trace(self._open, fate.outcome)
         self._ledger.settled(fate, self._open.version, self._spent_s)
         self._encoder.settled(self._open.number, counted=fate.version is not None)
         error = faces.refusal(fate)
         if error is not None:
             self._ledger.refused.append(error)
-
-    def _trace(self, outcome: str) -> None:
-        spans, state = self._ledger.spans, self._state
-        if spans is not None and state is not None:
-            name, now = f"batch {state.number} {outcome}", spans.clock()
-            spans.span(BATCHES, name, state.began, now, version=state.version, clock=state.clock)
 
     def _check_unused(self) -> None:
         if self._entered:
@@ -339,7 +330,7 @@ class AnyBatch(ABC):
     def _withdraw(self) -> None:
         assert self._outgoing is not None
         self._withdrawn = True
-        self._trace("withdrawn")
+        self._ledger.trace(self._outgoing.state, "withdrawn")
         self._outgoing.drop()
         # Who has left meanwhile has nothing to withdraw, and an error that left the block matters
         # more.
