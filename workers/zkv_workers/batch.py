@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, Closed, Refused
-from zkv.span_split import BETWEEN, COMPUTE, VALUES
-from zkv.spans import TRAINING
+from zkv.span_split import BETWEEN, COMPUTE
+from zkv.spans import BATCHES, TRAINING
 from zkv.time_split import Part
 from zkv_workers import faces
 from zkv_workers import signals as s
-from zkv_workers.faces import Clock, Key, Ledger, named
+from zkv_workers.batch_values import BatchValues
+from zkv_workers.faces import Clock, Key, Ledger
 from zkv_workers.model import BatchState, check_weight
 from zkv_workers.outgoing import Outgoing, Outlet
 from zkv_workers.running import Running
 
 
-class AnyBatch(ABC):
+class AnyBatch(BatchValues):
     """One mini-batch, used once as a context manager: entering waits, leaving finishes it."""
 
     def __init__(
@@ -31,38 +31,27 @@ class AnyBatch(ABC):
         running: Running,
         outlet: Outlet,
     ) -> None:
+        super().__init__(ledger, outlet.feed)
         self._weight = None if weight is None else check_weight(weight)
-        self._ledger = ledger
         self._running = running
         self._outlet = outlet
-        self._feed = outlet.feed
         self._encoder = outlet.encoder
-        self._state: BatchState | None = None
         self._outgoing: Outgoing | None = None
-        self._entered = False
-        self._samples: tuple[Array, int] | None = None
         self._fate: Any = None
         self._withdrawn = False
-        self._touched = False
-        """Whether any value was handed out, or any gradient taken."""
         self._computing: Clock | None = None
         self._paused, self._paused_at = False, 0.0
         self._spent_s = 0.0
-        self._waited_s = 0.0
-        """In the block, for values: no computing."""
-
-    @property
-    def _open(self) -> BatchState:
-        if self._state is None or not self._entered:
-            raise RuntimeError("use the batch inside its block: `with worker.batch() as batch:`")
-        return self._state
 
     @property
     def _inside(self) -> BatchState:
+        state = self._open
         if self.outcome != "open":
-            text = "its gradients, weight and loss are said inside of its block"
-            raise RuntimeError(f"batch {self.number} is over: {text}")
-        return self._open
+            raise RuntimeError(
+                f"batch {state.number} is over: its gradients, weight and loss are said inside of "
+                "its block"
+            )
+        return state
 
     @property
     def _out(self) -> Outgoing:
@@ -85,138 +74,6 @@ class AnyBatch(ABC):
         if self._samples is None:
             raise RuntimeError("this batch has no samples: take it from worker.batches(data)")
         return self._samples
-
-    @property
-    def params(self) -> dict[Key, Array]:
-        """The model at `version`: fresh arrays by key, yours to change.
-
-        Raises:
-            Cancelled: the batch no longer counts; the `with` block swallows it.
-        """
-        return self.settle().params()
-
-    def settle(self) -> BatchState:
-        """Wait for all values, and return them; from here on this batch does not begin again."""
-        self._need(None)
-        self._touched = True
-        self._open.check()
-        return self._open
-
-    def __getitem__(self, key: Key) -> Array:
-        """One key's array of `params`: only its values are waited for."""
-        self._need((key,))
-        self._touched = True
-        return self._open.value(key)
-
-    def read_into(self, key: Key, out: Any) -> None:
-        """Write one key's values straight into an array of yours, once they are here.
-
-        `out`: NumPy's, or one on a GPU; writable, C-contiguous, of the key's shape and dtype; or
-        several of them on different GPUs, in a list or `zkv.OnDevices`.
-
-        Raises:
-            Cancelled: the batch no longer counts; the `with` block swallows it.
-            UnknownKey, KeyMismatch: no key of the model, or not an array for it.
-        """
-        self._need((key,))
-        self._touched = True
-        self._open.read_into(key, out)
-
-    def fetch(self, outs: Mapping[Key, Any]) -> None:
-        """Write the values of several keys into arrays of yours, as `read_into` does each.
-
-        Of a batch on demand they are forgotten here with that: fetched again, they are sent again.
-
-        Raises:
-            Cancelled: the batch no longer counts; the `with` block swallows it.
-            UnknownKey, KeyMismatch: no key of the model, or not an array for it.
-        """
-        self._need(tuple(outs))
-        self._touched = True
-        try:
-            for key, out in outs.items():
-                self._open.read_into(key, out)
-        finally:
-            self.forget(outs)
-
-    def want(self, keys: Iterable[Key]) -> None:
-        """Say which keys are needed soon; of a batch on demand they are asked for now."""
-        if self._open.on_demand:
-            self._feed(s.Want(self.number, self._open.kids_of(keys)))
-
-    def forget(self, keys: Iterable[Key]) -> None:
-        """Say which keys are not needed at present; a batch on demand keeps no values of them."""
-        if self._open.on_demand:
-            self._feed(s.Forget(self.number, self._open.kids_of(keys)))
-
-    def _need(self, keys: Sequence[Key] | None) -> None:
-        """Wait until the values of these keys (None: of all) are here, or the batch is
-        cancelled; one of which nothing was seen yet begins again instead."""
-        if self._open.on_demand:
-            # Whether they are here is not looked at: the session may be about to forget them.
-            if not self._open.cancelled:
-                self._wait(keys, self._open.kids_of(keys))
-            return
-        while kids := self._lacking(keys):
-            self._wait(keys, kids)
-
-    def _wait(self, keys: Sequence[Key] | None, kids: tuple[int, ...]) -> None:
-        waiting = Clock(self._ledger, "wait_s", VALUES, keys=named(keys))
-        try:
-            self._wait_for(kids)
-        finally:
-            self._waited_s += waiting.stop()
-
-    def _lacking(self, keys: Sequence[Key] | None) -> tuple[int, ...]:
-        """Return what has to be waited for if these keys (None: all) are wanted."""
-        if self._is_to_begin_again:
-            self._begin_again()
-        state = self._open
-        return () if state.cancelled else state.missing(keys)
-
-    @property
-    def _is_to_begin_again(self) -> bool:
-        """Whether the version of this batch never came to be, and nothing was made of it."""
-        state, fresh = self._open, not self._touched and self._samples is None
-        return fresh and state.cancelled and state.ahead
-
-    @abstractmethod
-    def _begin_again(self) -> None:
-        """Take the next grant, if it can be waited for here."""
-
-    @abstractmethod
-    def _wait_for(self, kids: tuple[int, ...]) -> None:
-        """Block until the values of these keys are here, or the batch is cancelled."""
-
-    @property
-    def version(self) -> int:
-        """The model version that this batch computes on."""
-        return self._open.version
-
-    @property
-    def number(self) -> int:
-        """This worker's own count of begun batches, from 1."""
-        return self._open.number
-
-    @property
-    def clock(self) -> int:
-        """How many batches this worker had finished when this one was granted."""
-        return self._open.clock
-
-    @property
-    def lag_clocks(self) -> int:
-        """How many finished batches this worker was behind the fastest (0: it is the fastest)."""
-        return self._open.fastest - self._open.clock
-
-    @property
-    def spread_clocks(self) -> int:
-        """Finished batches of the fastest less those of the slowest worker, at the grant."""
-        return self._open.fastest - self._open.slowest
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the policy has cancelled this batch: going on is wasted work."""
-        return self._open.cancelled
 
     def push(self, key: Key, gradient: Any, *, lend: bool = False) -> Future[None]:
         """Hand over one key's gradient (mean over the batch's samples); returns at once.
@@ -286,12 +143,18 @@ class AnyBatch(ABC):
 
     def _settled(self, fate: s.Fate) -> None:
         """Book what became of it."""
-        self._ledger.trace(self._open, fate.outcome)
+        self._trace(fate.outcome)
         self._ledger.settled(fate, self._open.version, self._spent_s)
         self._encoder.settled(self._open.number, counted=fate.version is not None)
         error = faces.refusal(fate)
         if error is not None:
             self._ledger.refused.append(error)
+
+    def _trace(self, outcome: str) -> None:
+        spans, state = self._ledger.spans, self._state
+        if spans is not None and state is not None:
+            name, now = f"batch {state.number} {outcome}", spans.clock()
+            spans.span(BATCHES, name, state.began, now, version=state.version, clock=state.clock)
 
     def _check_unused(self) -> None:
         if self._entered:
@@ -330,7 +193,7 @@ class AnyBatch(ABC):
     def _withdraw(self) -> None:
         assert self._outgoing is not None
         self._withdrawn = True
-        self._ledger.trace(self._outgoing.state, "withdrawn")
+        self._trace("withdrawn")
         self._outgoing.drop()
         # Who has left meanwhile has nothing to withdraw, and an error that left the block matters
         # more.

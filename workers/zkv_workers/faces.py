@@ -15,7 +15,7 @@ from zkv.dtypes import Array, dtype_of, stored_view
 from zkv.errors import KeyMismatch, PushRefused
 from zkv.layout import check_key
 from zkv.reasons import gist
-from zkv.spans import BATCHES, TRAINING, Spans
+from zkv.spans import TRAINING, Spans
 from zkv.time_split import PARTS, Meter, Part
 from zkv.wire import MODEL
 from zkv_workers import signals as s
@@ -24,7 +24,7 @@ from zkv_workers.devices import to_host
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.footprint import footprint, peak_mib
-from zkv_workers.model import BatchState, as_arrays, check_weight, specs_of
+from zkv_workers.model import as_arrays, check_weight, specs_of
 from zkv_workers.packing import check_gradient, unpack
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.session import Session
@@ -72,13 +72,6 @@ class Ledger:
                 self.updates.append((fate.version, fate.version - 1 - base, time.time()))
         elif fate.outcome == "cancelled":
             self.cancelled_s += spent_s
-
-    def trace(self, batch: BatchState, outcome: str) -> None:
-        """Write down when a batch was computed and settled, and how it ended."""
-        if self.spans is not None:
-            name, now = f"batch {batch.number} {outcome}", self.spans.clock()
-            version, clock = batch.version, batch.clock
-            self.spans.span(BATCHES, name, batch.began, now, version=version, clock=clock)
 
     def report(self, accounts: list[c.Account]) -> s.Report | None:
         """Return what the broker is to be told now of codecs and time, if anything."""
