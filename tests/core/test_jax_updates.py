@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from zkv_workers.jax_updates import difference, strays, update_dtype
@@ -50,7 +50,7 @@ def test_values_between_half_and_twice_the_old_ones_are_exact(dtype, seed):
     chance = np.random.default_rng(seed)
     old = near(dtype, chance)
     new = (old.astype("f8") * chance.uniform(0.51, 1.99, old.size)).astype(dtype)
-    assert np.all(new != 0)
+    assume(np.all(new != 0))  # float16 rounds one in some ten million to zero.
     np.testing.assert_array_equal(applied(old, difference(old, new)[0]), new)
 
 
