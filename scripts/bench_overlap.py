@@ -24,7 +24,7 @@ from typing import Any
 LAYERS, ENTRIES = 20, 131_072
 """512 KiB of float32 in each layer: a block of its own."""
 WORKERS, SERVERS = 2, 2
-WIDTH, SAMPLES = 362, 256
+WIDTH, SAMPLES = 362, 768
 """Of the PyTorch model's layers, which have as many entries, and of its batches."""
 FORWARD = 1 / 3
 """Of the time to compute; the rest is backward."""

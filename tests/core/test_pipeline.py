@@ -268,8 +268,27 @@ def test_a_lent_array_that_is_changed_by_another_way_is_found_out(bench: Bench, 
 
 
 @given(
-    size=st.integers(1, 40),
-    at=st.integers(0, 39),
+    size=st.integers(2, 3000),
+    pair=st.tuples(st.integers(0, 2999), st.integers(0, 2999)),
+    width=st.integers(1, 300),
+)
+def test_another_order_of_the_same_words_changes_the_mark(
+    size: int, pair: tuple[int, int], width: int
+) -> None:
+    """Swapped words, and swapped runs of them: whatever adds words up does not see it."""
+    values = np.arange(size, dtype=np.uint64)
+    before = mark_of(values)
+    one, other = (at % size for at in pair)
+    run = min(width, abs(one - other), size - max(one, other))
+    kept = values[one : one + run].copy()
+    values[one : one + run] = values[other : other + run]
+    values[other : other + run] = kept
+    assert (mark_of(values) != before) == (run > 0)
+
+
+@given(
+    size=st.integers(1, 9000),
+    at=st.integers(0, 80_000),
     dtype=st.sampled_from(["f4", "f8", "f2", "u1", "i8"]),
 )
 def test_any_single_change_changes_the_mark(size: int, at: int, dtype: str) -> None:
