@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from crew import crew, end, ones, work, zeros
+from crew import begun, crew, end, model, ones, work, zeros
 from harness import cluster, until
 
 from zkv.aio import AsyncWorker
@@ -37,8 +37,11 @@ async def test_a_run_waits_for_enough_workers_at_the_start_and_after_a_loss(poli
         assert "1 of at least 2 workers" in status.members.shortage()
         async with made.worker(1) as second:
             await second.init({"w": zeros()})
+            # Before a round of the first alone may open, which it would have to wait for.
+            joining = asyncio.create_task(begun(second))
+            await until(lambda: 1 in model(made).incarnations, what="the second worker's part")
             await end(await asyncio.wait_for(alone, 10), ones())
-            await asyncio.gather(work(first), work(second))
+            await asyncio.gather(work(first), end(await joining, ones()))
             lose(second)
             await until(lambda: len(status.members.training()) == 1, what="the loss")
             # What was granted before the loss is still finished; then the first has to wait.

@@ -167,3 +167,22 @@ def test_values_added_by_another_thread_do_not_disturb_a_reader() -> None:
     assert state.missing() == ()
     np.testing.assert_array_equal(state.value("b"), [5])
     assert state.params().keys() == {"a", "b", "c", "t"}
+
+
+def test_what_was_finished_under_a_grant_is_cancelled_with_it() -> None:
+    """The broker's word on the contribution comes behind the next grant, whose batch may depend on
+    what became of it."""
+    bench = Bench()
+    bench.grant()
+    bench.send(0)
+    state = bench.begin()
+    bench.feed(s.Finish(3, state.number, 1.0, ()))
+    assert bench.answer(3) is None
+    bench.say(c.Cancel(MODEL, 1))
+    answer = bench.answer(3)
+    assert isinstance(answer, s.Answer)
+    assert answer.value.outcome == "cancelled"
+    counts = dict(bench.session.made.counts)
+    bench.say(c.Settled([(MODEL, state.number, -1, "cancelled: the update happened without it")]))
+    assert bench.session.made.counts == counts
+    assert counts["cancelled"] == 1

@@ -200,6 +200,10 @@ class Contributions:
         batch = self.cycle.cancel(grant)
         if batch is not None:
             self.uploads.forget(self.name(MODEL, batch))
+        # The broker's own word on what was finished under it comes behind the next grant.
+        for name in [name for name, held in self._open.items() if held.grant == grant]:
+            if name[0] == MODEL:
+                self.settled(*name, -1, CANCELLED.why, 0.0)
         return batch
 
     def settled(self, group: int, batch: int, version: int, why: str, now: float) -> None:
