@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster
-from limited_worker import MODEL_BYTES, train
 from torch_models import nn, seeded, torch
 from torch_shapes import LAYERS, MODELS, deep, loss_of
 from worker_threads import on_threads, trained
@@ -23,6 +22,9 @@ from zkv.errors import KeyMismatch
 from zkv.placement import BUCKET_BYTES
 from zkv.torch import attach
 from zkv_workers import torch_layers
+
+# Not before what is above has seen that PyTorch is here.
+limited_worker = pytest.importorskip("limited_worker")
 
 pytestmark = pytest.mark.torch
 
@@ -181,7 +183,7 @@ def test_a_model_of_four_times_the_memory_limit_learns_the_same() -> None:
         async with cluster(1, optimizer=rule) as made:
             script = str(Path(__file__).parents[1] / "limited_worker.py")
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, script, made.address, str(MODEL_BYTES // 4)),
+                *(sys.executable, script, made.address, str(limited_worker.MODEL_BYTES // 4)),
                 stdout=asyncio.subprocess.PIPE,
             )
             out, _ = await asyncio.wait_for(process.communicate(), 120)
@@ -193,7 +195,7 @@ def test_a_model_of_four_times_the_memory_limit_learns_the_same() -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # As in the other process: sums may depend on it.
         try:
-            return train(worker, limited=False)
+            return limited_worker.train(worker, limited=False)
         finally:
             torch.set_num_threads(threads)
 
