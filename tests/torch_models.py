@@ -48,3 +48,16 @@ def data(count: int, seed: int = 1) -> tuple[Any, Any]:
 def values(model: Any) -> dict[str, Array]:
     """Copies of a model's parameters."""
     return {key: one.detach().float().numpy().copy() for key, one in model.named_parameters()}
+
+
+def line(value: float = 0.0) -> Any:
+    """One weight and one bias: with inputs of ones, both gradients are 1 for each output."""
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.fill_(value)
+    return model
+
+
+def compute(model: Any, scale: float = 1.0) -> None:
+    (scale * model(torch.ones(1, 1)).sum()).backward()

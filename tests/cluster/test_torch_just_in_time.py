@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster
-from torch_models import nn, seeded, torch
+from torch_models import compute, line, nn, seeded, torch
 from torch_shapes import LAYERS, MODELS, deep, loss_of
 from worker_threads import on_threads, trained
 
@@ -227,19 +227,6 @@ def test_gradients_wait_in_the_worker_only_as_far_as_there_is_room() -> None:
 
 def one_worker(run: Callable[[Any], None], **options: Any) -> None:
     trained(run, **{"optimizer": "sgd:lr=1", **options})
-
-
-def line(value: float = 0.0) -> Any:
-    """One weight and one bias: with inputs of ones, both gradients are 1 for each output."""
-    model = nn.Linear(1, 1)
-    with torch.no_grad():
-        for one in model.parameters():
-            one.fill_(value)
-    return model
-
-
-def compute(model: Any, scale: float = 1.0) -> None:
-    (scale * model(torch.ones(1, 1)).sum()).backward()
 
 
 def newest(worker: Any, optimizer: Any) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster
-from torch_models import mlp, nn, torch, values
+from torch_models import compute, line, mlp, nn, torch, values
 from worker_threads import on_threads
 
 from zkv.errors import Cancelled, Closed, KeyMismatch, StaleValues
@@ -21,19 +21,6 @@ from zkv.torch import attach
 pytestmark = pytest.mark.torch
 
 SGD = "sgd:lr=1"
-
-
-def line(value: float = 0.0) -> Any:
-    """One weight and one bias: with inputs of ones, both gradients are 1 for each output."""
-    model = nn.Linear(1, 1)
-    with torch.no_grad():
-        for one in model.parameters():
-            one.fill_(value)
-    return model
-
-
-def compute(model: Any, scale: float = 1.0) -> None:
-    (scale * model(torch.ones(1, 1)).sum()).backward()
 
 
 def newest(optimizer: Any, model: Any) -> dict[str, float]:
