@@ -84,12 +84,14 @@ class Chain(Stage):
         if not self.stages:
             values = packed.values if residual is None else packed.values + residual
             return replace(packed, values=values), backend.xp.zeros_like(values), state
+        if len(self.stages) == 1:
+            return self.stages[0].encode_residual(packed, residual, state, seed, backend)
         first, rest = self.stages[0], Chain(self.stages[1:])
         exact = all(stage.kind == "lossless" for stage in rest.stages)
         if not exact and first.kind != "sparsify":
             return Stage.encode_residual(self, packed, residual, state, seed, backend)
         sent, left, state = first.encode_residual(packed, residual, state, seed, backend)
-        sent = replace(sent, own=False)
+        sent = sent.lent()
         if exact:
             return rest.encode(sent, (), seed, backend)[0], left, state
         # What a quantizer cuts off belongs to the elements that were chosen.

@@ -74,8 +74,7 @@ class Codec:
         self, packed: Packed, state: State, seed: int, backend: Backend = NUMPY
     ) -> tuple[Encoded, State]:
         """Encode a dense array; return what is sent and the next state. `state` stays as it is."""
-        given = replace(packed, own=False) if packed.own else packed
-        sent, state = self.chain.encode(given, state, seed, backend)
+        sent, state = self.chain.encode(packed.lent(), state, seed, backend)
         return Encoded(self.chain, sent), state
 
     def restore(self, now: State, old: State, new: State) -> State:
@@ -120,7 +119,7 @@ class ErrorFeedback(Codec):
         """See `Codec.encode`."""
         residual, *own = state
         sent, left, kept = self.chain.encode_residual(packed, residual, tuple(own), seed, backend)
-        return Encoded(self.chain, replace(sent, own=False)), (left, *kept)
+        return Encoded(self.chain, sent.lent()), (left, *kept)
 
     def restore(self, now: State, old: State, new: State) -> State:
         """See `Codec.restore`."""

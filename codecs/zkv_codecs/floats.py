@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,13 +32,13 @@ class _Half(Stage):
         """Return the bits of the narrowed values, uint16."""
         codes = backend.xp.empty(packed.values.size, np.uint16)
         self._kernel("encode", backend)(packed.values, codes)
-        return replace(packed, values=codes, scales=None), state
+        return packed.coded(codes, None), state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
         values = backend.xp.empty(packed.values.size, np.float32)
         self._kernel("decode", backend)(packed.values, values)
-        return replace(packed, values=values, scales=None)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`.

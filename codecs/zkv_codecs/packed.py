@@ -63,6 +63,19 @@ class Packed:
     """Whether `values` may be written over once they are encoded: by what error feedback leaves of
     them. It does not go on with what is sent."""
 
+    def coded(self, values: Array, scales: Array | None) -> Packed:
+        """Return the same with other values and scales, as a quantizer does for every block.
+
+        `dataclasses.replace` would take as long as copying 64 KiB.
+        """
+        return Packed(
+            values, self.shape, self.indices, scales, self.seed, self.kept, self.before, False
+        )
+
+    def lent(self) -> Packed:
+        """Return the same, with values that may not be written over."""
+        return self.coded(self.values, self.scales) if self.own else self
+
     @property
     def count(self) -> int:
         """How many elements are sent, in whatever form."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,7 +56,7 @@ class BlockQuantizer(Stage):
         """Return the codes and their scales."""
         codes, scales = self._outputs(packed, backend)
         self._kernel("encode", backend)(packed.values, self.block, codes, scales)
-        return self._sent(packed, codes, scales), state
+        return packed.coded(codes, scales), state
 
     def encode_residual(
         self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
@@ -69,7 +69,7 @@ class BlockQuantizer(Stage):
         self._kernel("encode_residual", backend)(
             packed.values, residual, self.block, codes, scales, left
         )
-        return self._sent(packed, codes, scales), left, state
+        return packed.coded(codes, scales), left, state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values.
@@ -80,7 +80,7 @@ class BlockQuantizer(Stage):
         count = self._count(packed)
         values = backend.xp.empty(count, np.float32)
         self._kernel("decode", backend)(packed.values, packed.scales, self.block, values)
-        return replace(packed, values=values, scales=None)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`.
@@ -108,9 +108,6 @@ class BlockQuantizer(Stage):
         sizes = self.sizes(packed.values.size)
         xp = backend.xp
         return xp.empty(sizes.values, sizes.dtype), xp.empty(sizes.scales, np.float32)
-
-    def _sent(self, packed: Packed, codes: Array, scales: Array) -> Packed:
-        return replace(packed, values=codes, scales=scales)
 
     def _count(self, packed: Packed) -> int:
         """Return how many values the codes stand for; no kernel must read past an array's end."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -53,7 +53,7 @@ class _Means(Stage):
         bits, scales = self._outputs(packed, backend)
         encode = getattr(backend.family("signs"), f"{self.name}_encode")
         encode(packed.values, self.block, bits, scales)
-        return _sent(packed, bits, scales), state
+        return packed.coded(bits, scales), state
 
     def encode_residual(
         self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
@@ -67,14 +67,14 @@ class _Means(Stage):
         left = left_over(packed, backend)
         encode = getattr(backend.family("signs"), f"{self.name}_encode_residual")
         encode(packed.values, residual, self.block, bits, scales, left)
-        return _sent(packed, bits, scales), left, state
+        return packed.coded(bits, scales), left, state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
         values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         decode = getattr(backend.family("signs"), f"{self.name}_decode")
         decode(packed.values, packed.scales, self.block, values)
-        return _dense(packed, values)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`."""
@@ -156,13 +156,13 @@ class Majority(Stage):
         """Return the sign bits."""
         bits = backend.xp.empty(self.sizes(packed.values.size).values, _BYTES)
         backend.family("signs").signs_encode(packed.values, bits)
-        return _sent(packed, bits, None), state
+        return packed.coded(bits, None), state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return votes: −1 or 1, float32."""
         values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         backend.family("signs").signs_decode(packed.values, values)
-        return _dense(packed, values)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`."""
@@ -239,7 +239,7 @@ class _Threshold(Stage):
         left = backend.xp.empty_like(packed.values)
         encode = getattr(backend.family("signs"), f"{self.name}_encode")
         encode(packed.values, before, self.threshold, codes, left)
-        return _sent(packed, codes, None), (left,)
+        return packed.coded(codes, None), (left,)
 
     def restore(self, now: State, old: State, new: State) -> State:
         """Return what would be left without the step from `old` to `new`, to rounding."""
@@ -278,7 +278,7 @@ class MxOneBit(_Threshold):
         """Return 1 or −1, float32."""
         values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         backend.family("signs").mx1bit_decode(packed.values, values)
-        return _dense(packed, values)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`."""
@@ -316,7 +316,7 @@ class MxTwoBit(_Threshold):
         """Return T, −T or 0, float32."""
         values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         backend.family("signs").mx2bit_decode(packed.values, self.threshold, values)
-        return _dense(packed, values)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`."""
@@ -328,14 +328,6 @@ class MxTwoBit(_Threshold):
 
 
 # --- what they share ---------------------------------------------------------------------------
-
-
-def _sent(packed: Packed, codes: Array, scales: Array | None) -> Packed:
-    return replace(packed, values=codes, scales=scales)
-
-
-def _dense(packed: Packed, values: Array) -> Packed:
-    return replace(packed, values=values, scales=None)
 
 
 def _number(value: float) -> str:

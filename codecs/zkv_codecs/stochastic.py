@@ -8,7 +8,7 @@ must be given for each encoding, or errors of elements that do not change never 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -73,13 +73,13 @@ class Qsgd(Stage):
         backend.family("random").qsgd_encode(
             packed.values, self.levels, self.block, folded(seed), codes, scales
         )
-        return replace(packed, values=codes, scales=scales), state
+        return packed.coded(codes, scales), state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
         values = backend.xp.empty(counted(self, packed, packed.values.size), np.float32)
         backend.family("ints").int8_decode(packed.values, packed.scales, self.block, values)
-        return replace(packed, values=values, scales=None)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`."""
@@ -118,13 +118,13 @@ class Natural(Stage):
         """Return the codes."""
         codes = backend.xp.empty(packed.values.size, np.uint8)
         backend.family("random").natural_encode(packed.values, folded(seed), codes)
-        return replace(packed, values=codes, scales=None), state
+        return packed.coded(codes, None), state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
         values = backend.xp.empty(counted(self, packed, packed.values.size), np.float32)
         backend.family("random").natural_decode(packed.values, values)
-        return replace(packed, values=values, scales=None)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`."""
@@ -179,7 +179,7 @@ class Ternary(Stage):
         backend.family("random").ternary_encode(
             packed.values, self.block, folded(seed), codes, scales
         )
-        return replace(packed, values=codes, scales=scales), state
+        return packed.coded(codes, scales), state
 
     def encode_residual(
         self, packed: Packed, residual: Array | None, state: State, seed: int, backend: Backend
@@ -192,13 +192,13 @@ class Ternary(Stage):
         backend.family("random").ternary_encode_residual(
             packed.values, residual, self.block, codes, scales, left
         )
-        return replace(packed, values=codes, scales=scales), left, state
+        return packed.coded(codes, scales), left, state
 
     def decode(self, packed: Packed, backend: Backend) -> Packed:
         """Return float32 values."""
         values = backend.xp.empty(counted(self, packed, packed.count), np.float32)
         backend.family("random").ternary_decode(packed.values, packed.scales, self.block, values)
-        return replace(packed, values=values, scales=None)
+        return packed.coded(values, None)
 
     def add(self, packed: Packed, weight: float, total: Array, backend: Backend) -> None:
         """See `Stage.add`."""
