@@ -86,6 +86,19 @@ async def test_a_bad_push_is_refused_at_once(
         await still_trains(made, workers)
 
 
+async def test_of_several_pushes_those_before_a_bad_one_count() -> None:
+    async with cluster(2, optimizer=SGD) as made, crew(made, 1, PARAMS) as workers:
+        (worker,) = workers
+        async with worker.batch() as batch:
+            with pytest.raises(KeyMismatch, match="key 7: shape"):
+                batch.push_all([("w", ones(4)), (7, ones(5)), (7, ones(2))])
+        assert await batch.wait() == "committed"
+        moved = await worker.pull(["w", 7])
+        assert moved["w"].tolist() == [-1, -1, -1, -1]
+        assert moved[7].tolist() == [0, 0]
+        await still_trains(made, workers)
+
+
 @pytest.mark.parametrize(
     ("key", "error"),
     [

@@ -11,6 +11,7 @@ from harness import cluster
 from torch_models import nn, seeded, torch, values
 from worker_threads import on_threads
 
+from zkv.errors import PushRefused
 from zkv.torch import attach
 from zkv_workers import signals as s
 
@@ -53,6 +54,73 @@ async def test_gradients_are_with_the_session_before_the_backward_pass_ends() ->
         assert len(set(seen)) == 3
 
     async with cluster(1) as made:
+        await on_threads(made, body)
+
+
+async def test_small_gradients_leave_together_and_all_of_them_with_the_backward_pass() -> None:
+    """A part is a sixteenth of 20 layers: two of them."""
+
+    def body(worker: Any) -> None:
+        model = wide(20)
+        fed: list[int] = []
+        all_are_there = threading.Event()
+        feed = worker._driver.feed
+
+        def watched(*events: Any) -> None:
+            feed(*events)
+            fed.append(sum(isinstance(event, s.SendBlock) for event in events))
+            if sum(fed) == 20:
+                all_are_there.set()
+
+        worker._driver.feed = watched
+        optimizer = attach(model, worker)
+        fed.clear()
+        model(torch.ones(2, WIDE)).sum().backward()
+        assert all_are_there.wait(10)
+        assert [count for count in fed if count] == [2] * 10
+        optimizer.step()
+        assert optimizer.last.wait() == "committed"
+
+    async with cluster(1) as made:
+        await on_threads(made, body)
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+async def test_a_gradient_that_is_refused_at_the_end_of_the_backward_pass_is_named(
+    explicit: bool,
+) -> None:
+    """Of 20 layers and a small one in front, whose gradient waits for no other."""
+
+    def body(worker: Any) -> None:
+        model = nn.Sequential(nn.Linear(1, WIDE, bias=False), *wide(20))
+        optimizer = attach(model, worker)
+
+        def backward() -> None:
+            model(torch.ones(1, 1)).sum().backward()
+
+        def spoiled() -> None:
+            if explicit:
+                with optimizer.batch():
+                    backward()
+            else:
+                backward()
+
+        before = {key: one.clone() for key, one in model.state_dict().items()}
+        spoiler = model[0].weight.register_hook(lambda grad: grad * float("nan"))
+        with pytest.raises(PushRefused, match=r"'0\.weight': element 0 of the gradient is nan"):
+            spoiled()
+        spoiler.remove()
+        withdrawn = optimizer.last
+        optimizer.zero_grad()
+        assert withdrawn.outcome == "withdrawn"
+        backward()
+        optimizer.step()
+        assert optimizer.last.wait() == "committed"
+        optimizer.pull()
+        assert all(bool(torch.isfinite(one).all()) for one in model.state_dict().values())
+        assert any(not torch.equal(one, before[key]) for key, one in model.state_dict().items())
+
+    async with cluster(1, codec="int8;small=0") as made:
         await on_threads(made, body)
 
 

@@ -287,10 +287,10 @@ def cancelled_batches(worker: Any, where: str) -> Any:
                     self._open.cancelled, self._open.ahead = True, False
                 return self
 
-            def push(self, key: Any, gradient: Any) -> None:
+            def push_all(self, gradients: Any, **options: Any) -> None:
                 if where == "push":
                     self._open.cancelled = True
-                super().push(key, gradient)
+                super().push_all(gradients, **options)
 
         made.__class__ = Cut
         worker.batch = whole

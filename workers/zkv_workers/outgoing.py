@@ -8,7 +8,7 @@ be written to by another way, a change is found out before the batch counts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -85,6 +85,17 @@ class Outgoing:
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def push_all(self, gradients: Iterable[tuple[Key, object]], *, own: bool) -> None:
+        """Send what several gradients have completed; see `Batch.push_all`."""
+        weight = self.state.declared
+        full: list[Full] = []
+        try:
+            for key, gradient in gradients:
+                full += self.state.packer.add(key, gradient, own=own)
+        finally:
+            # Whoever goes on without a key that was refused has handed over those before it.
+            self._send(full, lend=False, weight=weight)
 
     def rest(self) -> None:
         """Send the buckets in which some keys were skipped."""

@@ -85,11 +85,12 @@ class Packer:
         self._staged: dict[int, list[staging.Staged]] = {}
         """By bucket."""
 
-    def add(self, key: Key, array: Any) -> list[Full]:
+    def add(self, key: Key, array: Any, *, own: bool = False) -> list[Full]:
         """Take one key's gradient; return the blocks that are complete now.
 
         Of a gradient on a device shape and dtype are looked at there, and it is copied there, in
         the order of the caller's current stream: nothing here waits for a device, `sealing` does.
+        `own`: an array in the host's memory is the packer's from now on.
 
         Raises:
             UnknownKey, KeyMismatch: not a key of the model, pushed before, wrong shape or dtype.
@@ -125,7 +126,8 @@ class Packer:
             self._left_out.add(kid)
             return []
         blocks = layout.blocks_with(kid)
-        return [one for block in blocks if (one := self._fill(block, kid, flat)) is not None]
+        full = [self._fill(block, kid, flat, own) for block in blocks]
+        return [one for one in full if one is not None]
 
     def _cuts(self, kid: int) -> list[int]:
         """Return where a key's blocks begin and end."""
@@ -177,12 +179,14 @@ class Packer:
         """Return blocks as they travel, by number."""
         return list(self.sealing(full))
 
-    def _fill(self, block: BlockSpec, kid: int, flat: Array | staging.Staged) -> Full | None:
+    def _fill(
+        self, block: BlockSpec, kid: int, flat: Array | staging.Staged, own: bool
+    ) -> Full | None:
         if len(block.segments) == 1:
             only = block.segments[0]
             if isinstance(flat, staging.Staged):
                 return Full(block.bid, NOTHING, own=False, staged=(flat,))
-            return Full(block.bid, flat[only.start : only.stop], own=False)
+            return Full(block.bid, flat[only.start : only.stop], own)
         if block.bid not in self._buckets:
             dtype = flat.dtype.stored if isinstance(flat, staging.Staged) else flat.dtype
             self._buckets[block.bid] = (np.zeros(block.size, dtype), set(block.kids))

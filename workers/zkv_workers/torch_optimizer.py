@@ -18,12 +18,17 @@ from zkv.optimizer_spec import optimizer as optimizer_spec
 from zkv.pool import Shard
 from zkv_workers import torch_tensors as tensors
 from zkv_workers.blocking import Batch, Worker
+from zkv_workers.outgoing import TOGETHER_BYTES
 from zkv_workers.torch_block import Block
 from zkv_workers.torch_buffers import Buffers
 from zkv_workers.torch_hooks import Hooks
 from zkv_workers.torch_passes import Passes
 from zkv_workers.torch_step import Step
 from zkv_workers.torch_survey import Survey
+
+PARTS = 16
+"""Gradients leave in about so many parts: few enough that handing them over takes little of a
+backward pass, and enough that the first leaves when the pass has hardly begun."""
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -58,6 +63,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._fixed = False
         """Whether the last step() has left the weight as it is."""
         self._scaler, self._lr = scaler, rate
+        whole = sum(parameter.nbytes for parameter in model.trained.values())
+        self._together_bytes = min(whole // PARTS, TOGETHER_BYTES)
         self._step: Step | None = None
         self._syncing = True
         self._ran: set[int] = set()
@@ -238,7 +245,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return step
 
     def _step_of(self, batch: Batch, factor: float | None) -> Step:
-        return Step(batch, self._survey.trained, factor)
+        return Step(batch, self._survey.trained, factor, self._together_bytes)
 
     def _forward(self, module: Any, place: int) -> None:
         """A module's forward begins."""
@@ -293,7 +300,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 f"key {key!r}: a second gradient in one batch, after the first was sent; put all "
                 "but the last backward pass into `with optimizer.no_sync():`"
             )
-        step.send(key, step.factor)
+        step.send_soon(key)
 
     def _finish(self, weight: float | None, loss: float | None) -> str:
         step = self._step

@@ -37,6 +37,7 @@ class Passes:
         """Return what PyTorch calls when the backward pass has come to its end."""
 
         def ended() -> None:
+            step.flush()
             step.in_backward = False
             if self._spans is not None:
                 now, number = self._spans.clock(), step.batch.number

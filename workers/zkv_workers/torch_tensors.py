@@ -43,6 +43,11 @@ def tensor_of(array: Array) -> Any:
     return torch.from_numpy(bits).view(torch.bfloat16)
 
 
+def clone_of(tensor: Any) -> Array | None:
+    """Return what `view_of` does of a contiguous copy, which PyTorch makes with all its threads."""
+    return view_of(tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
 def copy_of(tensor: Any) -> Array:
     """Return a tensor's values as a contiguous array, apart from its memory."""
     view = view_of(tensor.detach().cpu())
