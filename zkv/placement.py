@@ -1,17 +1,21 @@
 """Placement: how keys are cut into blocks, and which server holds each.
 
-Pure and the same on every machine: the result depends on the keys' order, sizes, dtypes and rules,
-and on nothing else (no hash of a string, no clock).
+Pure and the same on every machine: the result depends on the keys' names, order, sizes, dtypes and
+rules, on the placement and the number of servers, and on nothing else (no hash of Python's, no
+clock).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from zkv.assignment import assign, key_loads
 from zkv.dtypes import DTYPES
+from zkv.fitting import Piece, Share
 from zkv.layout import size_of, whole
-from zkv.wire import BlockSpec, KeyEntry, Segment
+from zkv.placements import DEFAULT, Placement
+from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
+from zkv.wishes import Wishes
 
 BLOCK_BYTES = 1024 * 1024
 """Blocks of about 1 MiB pipeline well and stay in a core's cache while they are summed."""
@@ -48,39 +52,89 @@ def plan(
     load: Sequence[int] | None = None,
     block_bytes: int | Callable[[KeyEntry], int] = BLOCK_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
+    placement: Placement = DEFAULT,
+    names: Sequence[str] = (),
+    held: Sequence[Share] | None = None,
+    loads: Mapping[int, float] | None = None,
 ) -> list[BlockSpec]:
     """Cut keys into blocks and give each block a server.
 
     Keys above `bucket_bytes` are cut into slices of at most `block_bytes`, which may differ by key.
     Smaller ones share buckets with neighbours of the same dtype and the same `together(entry)`
-    (rule, reduction). A model of nothing but small keys is still spread: a bucket takes no more
-    than its server's share.
+    (rule, reduction) that the placement does not set apart. A model of nothing but small keys is
+    still spread: a bucket takes no more than its server's share.
 
-    Servers are chosen by size: largest block first to the least loaded server (LPT; Graham, "Bounds
-    on Multiprocessing Timing Anomalies", 1969), ties to the lower number. `load` is what each
-    server holds already, in bytes.
+    Servers are chosen by `placement` (`zkv.assignment`), whose default is by size: largest block
+    first to the least loaded server (LPT), ties to the lower number. `held` is what each server
+    holds already (`load`: its bytes alone), `names` are the servers' names, `loads` the load of
+    each key by its number (default: those that the placement gives).
+
+    Raises:
+        ConfigError: the placement cannot be met; the text names the key, its size, the limit and
+            what to try.
     """
 
     def size_for(entry: KeyEntry) -> int:
         return block_bytes if isinstance(block_bytes, int) else block_bytes(entry)
 
-    pieces = _pieces(
-        [entry for entry in entries if entry.spec.same_as is None],
-        servers,
-        together,
+    own = [entry for entry in entries if entry.spec.same_as is None]
+    wishes = Wishes(placement, servers, (entry.spec.key for entry in own), names)
+    cut = _pieces(
+        own,
+        # On a ring a bucket's keys are of one server already, however many servers there are.
+        1 if wishes.ring is not None else servers,
+        lambda entry: (together(entry), wishes.apart(entry.spec.key)),
         size_for,
         bucket_bytes,
     )
-    loads = [(held, server) for server, held in enumerate(load or [0] * servers)]
-    heapq.heapify(loads)
-    chosen: dict[int, int] = {}
-    for at in sorted(range(len(pieces)), key=lambda at: (-pieces[at][0], at)):
-        held, server = heapq.heappop(loads)
-        chosen[at] = server
-        heapq.heappush(loads, (held + pieces[at][0], server))
+    if held is None:
+        held = [Share(0, nbytes, nbytes) for nbytes in load or [0] * servers]
+    pieces = _to_place(cut, own, loads or key_loads(placement, _sizes(own)))
+    chosen = assign(pieces, servers, placement, wishes=wishes, held=held)
     return [
-        BlockSpec(bid_first + at, chosen[at], segments) for at, (_, segments) in enumerate(pieces)
+        BlockSpec(bid_first + at, server, segments)
+        for at, (server, (_, segments)) in enumerate(zip(chosen, cut, strict=True))
     ]
+
+
+def _sizes(entries: Sequence[KeyEntry]) -> list[tuple[int, str | int, int]]:
+    """Return (number, key, bytes) of each key."""
+    return [
+        (entry.kid, entry.spec.key, size_of(entry.spec) * DTYPES[entry.spec.dtype].itemsize)
+        for entry in entries
+    ]
+
+
+def _to_place(
+    cut: Sequence[tuple[int, list[Segment]]],
+    entries: Sequence[KeyEntry],
+    loads: Mapping[int, float],
+) -> list[Piece]:
+    """Return what is to be known of blocks, from (bytes, segments) of each."""
+    specs = {entry.kid: entry.spec for entry in entries}
+    return [
+        Piece(
+            specs[segments[0].kid].key,
+            nbytes,
+            segments_load(segments, loads, specs),
+            segments[0].start,
+            len(segments) - 1,
+        )
+        for nbytes, segments in cut
+    ]
+
+
+def segments_load(
+    segments: Sequence[Segment], loads: Mapping[int, float], specs: Mapping[int, KeySpec]
+) -> float:
+    """Return the load of a block, from that of each key by its number: a slice has its part."""
+    total = 0.0
+    for one in segments:
+        size = size_of(specs[one.kid])
+        part = one.stop - one.start
+        # By element first, so that a load of so many bytes is exactly the bytes of each slice.
+        total += loads[one.kid] if part == size else loads[one.kid] / size * part
+    return total
 
 
 def _pieces(

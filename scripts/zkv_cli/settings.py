@@ -27,6 +27,7 @@ from zkv.errors import ConfigError
 from zkv.optimizer_spec import optimizer
 from zkv.placement import BLOCK_BYTES_LEAST
 from zkv.policy import policy
+from zkv.sizes import size as size
 from zkv.staleness import staleness
 from zkv.wire import PAYLOAD_BYTES_MAX
 from zkv_codecs.deltas import down_plan
@@ -35,24 +36,9 @@ from zkv_net.sockets import split_address
 
 FILE = Path("zkv.toml")
 PREFIX = "ZKV_"
-UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 Flags = Mapping[tuple[str, str], Any]
 """Values by (section, key); None: not given."""
-
-
-def size(text: object) -> int:
-    """Return a size in bytes: a whole number, or text such as "2GiB" or "500 MB".
-
-    Raises:
-        ValueError: not of that form, or negative.
-    """
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([A-Za-z]{0,3})", str(text).strip(), re.ASCII)
-    factor = UNITS.get(match[2].upper()) if match else None
-    if match is None or factor is None:
-        raise ValueError(f"size {text!r} is none of 1048576, 512MiB, 2GiB, 1.5GB")
-    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 
 def seconds(value: float) -> float:
