@@ -111,7 +111,7 @@ def check(placement: Placement, pieces: Sequence[Piece], shares: Sequence[Share]
         if cap is not None and all_ > cap * len(shares) * (1 + 1e-9):
             raise ConfigError(
                 f"placement {placement}: {all_:,.15g} {name} are to be placed, and {len(shares)} "
-                f"servers of {name}={cap:,.15g} take {cap * len(shares):,.15g}; the largest block is of "
+                f"servers of {name}={cap:,.15g} take {cap * len(shares):,.15g}; the largest is "
                 f"{largest}; raise {name}=, or start more servers (--servers)"
             )
 

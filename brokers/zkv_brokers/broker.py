@@ -19,6 +19,7 @@ import zmq
 from zkv.alignment import Alignment
 from zkv.entries import Commit, Entry, Grant
 from zkv.errors import ConfigError
+from zkv.placements import placement
 from zkv.policy import SyncPolicy
 from zkv.spans import TURNS, Spans
 from zkv_brokers import router as r
@@ -57,6 +58,7 @@ class BrokerConfig:
     codec: str = "none"
     codec_down: str = "none"
     block_bytes: int = 0
+    placement: str = "by_size"
     insecure: bool = False
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
@@ -87,8 +89,9 @@ class Broker:
         """Bind both ports.
 
         Raises:
-            ConfigError: an address is in use, not of this machine, or open without `insecure`.
-            ValueError: a codec or a rule is none.
+            ConfigError: an address is in use, not of this machine, or open without `insecure`; or
+                the placement pins keys to a server that there is not.
+            ValueError: a codec, a rule or a placement is none.
             OSError: the recording cannot be written.
         """
         control = new_socket(self._context, zmq.ROUTER, data=False)
@@ -115,6 +118,7 @@ class Broker:
     def _decide(self) -> None:
         """Make what decides, and its recorder."""
         config = self.config
+        placement(config.placement).check(config.servers)
         router_config = r.RouterConfig(
             address=self.address,
             policy=config.policy,
@@ -127,6 +131,7 @@ class Broker:
             codec=config.codec,
             codec_down=config.codec_down,
             block_bytes=config.block_bytes,
+            placement=config.placement,
             data_address=self.data_address,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,

@@ -8,16 +8,19 @@ next one that offered the same set takes over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zkv import control as c
+from zkv.assignment import key_loads
 from zkv.dtypes import DTYPES
-from zkv.errors import KeyMismatch, ZkvError
+from zkv.errors import ConfigError, KeyMismatch, ZkvError, code_of
+from zkv.fitting import Share, empty
 from zkv.layout import Layout, check_spec, differences, size_of
 from zkv.link import PACKET_BYTES_MAX
 from zkv.optimizer_spec import OptimizerSpec, optimizer
-from zkv.placement import BLOCK_BYTES, block_bytes_on, plan
+from zkv.placement import BLOCK_BYTES, block_bytes_on, plan, segments_load
+from zkv.placements import ByLoad, placement
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, encode
 from zkv_brokers.coding import Coding
 from zkv_brokers.decisions import Decisions
@@ -45,11 +48,21 @@ class Pending:
 class Catalog:
     """All keys and initialisations. `layout` and `coding` are shared with the router.
 
-    `block_bytes`: the size of blocks; 0: by the link of the worker that initialises.
+    `block_bytes`: the size of blocks; 0: by the link of the worker that initialises. `places` is
+    the text of a placement, whose pins may name servers by what `names` returns, by number.
     """
 
-    def __init__(self, layout: Layout, coding: Coding, block_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        coding: Coding,
+        block_bytes: int = 0,
+        places: str = "by_size",
+        names: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self.layout = layout
+        self.placement = placement(places)
+        self._names = names
         self._coding = coding
         self._block_bytes = block_bytes
         self.pending: dict[int, Pending] = {}
@@ -94,7 +107,7 @@ class Catalog:
         try:
             rate = message.link_rate
             started = self._start(incarnation, message.keys, plain, servers, spec, out, rate)
-        except KeyMismatch as error:
+        except (KeyMismatch, ConfigError) as error:
             return error
         started.waiting.append((incarnation, message.token))
         return started
@@ -173,13 +186,17 @@ class Catalog:
             given = self._block_bytes or BLOCK_BYTES
             return measured if self._coding.is_dense(entry.spec) else given
 
+        loads = self._loads(entries)
         blocks = plan(
             entries,
             servers,
             together=together,
             bid_first=self._counts[2],
-            load=self._load(servers),
             block_bytes=block_bytes,
+            placement=self.placement,
+            names=self._names(),
+            held=self._held(servers, loads),
+            loads=loads,
         )
         size = len(encode((entries, blocks)))
         if size > PACKET_BYTES_MAX:
@@ -205,11 +222,38 @@ class Catalog:
         out.tell(incarnation, c.Layout(pending.init, entries, blocks, True, out.index))
         return pending
 
-    def _load(self, servers: int) -> list[int]:
-        load = [0] * servers
-        for block in self.layout.blocks.values():
-            load[block.server] += self.layout.block_bytes(block)
-        return load
+    def _loads(self, entries: Sequence[KeyEntry]) -> dict[int, float] | None:
+        """Return the load of each key, those of `entries` included; None if it is its bytes."""
+        if not isinstance(self.placement.rule, ByLoad):
+            return None
+        started = [entry for one in self.pending.values() for entry in one.entries]
+        every = [*self.layout.entries.values(), *started, *entries]
+        return key_loads(
+            self.placement,
+            [
+                (one.kid, one.spec.key, _bytes(one.spec))
+                for one in every
+                if one.spec.same_as is None
+            ],
+        )
+
+    def _held(self, servers: int, loads: Mapping[int, float] | None) -> list[Share]:
+        """Return what each server holds; under caps with what is on its way to it."""
+        shares = empty(servers)
+        layouts = [self.layout]
+        for one in self.pending.values() if self.placement.caps else ():
+            layouts.append(Layout())
+            layouts[-1].add(one.entries, one.blocks)
+        for layout in layouts:
+            specs = {kid: entry.spec for kid, entry in layout.entries.items()}
+            for block in layout.blocks.values():
+                share, nbytes = shares[block.server], layout.block_bytes(block)
+                share.blocks += 1
+                share.nbytes += nbytes
+                share.load += (
+                    nbytes if loads is None else segments_load(block.segments, loads, specs)
+                )
+        return shares
 
     def held(self, init: int, server: int) -> Pending | None:
         """A server holds its part of the values; return the initialisation if that completes it."""
@@ -244,16 +288,26 @@ class Catalog:
             for key in pending.specs:
                 del self._specs[key], self._sets[key]
             if pending.waiting:
-                again = self._start(
-                    pending.waiting[0][0], pending.order, pending.plain, servers, spec, out
-                )
+                try:
+                    again = self._start(
+                        pending.waiting[0][0], pending.order, pending.plain, servers, spec, out
+                    )
+                except ConfigError as error:
+                    # Others have taken the room meanwhile, as those that wait have to be told.
+                    for other, token in pending.waiting:
+                        out.tell(other, c.Refusal(token, code_of(error), str(error)[:4000]))
+                    continue
                 again.waiting = pending.waiting
                 restarted.append(again)
         return restarted
 
 
 def _total_bytes(keys: Sequence[KeySpec]) -> int:
-    return sum(size_of(one) * DTYPES[one.dtype].itemsize for one in keys if one.same_as is None)
+    return sum(_bytes(one) for one in keys if one.same_as is None)
+
+
+def _bytes(one: KeySpec) -> int:
+    return size_of(one) * DTYPES[one.dtype].itemsize
 
 
 def _check_tie(one: KeySpec, owner: KeySpec | None) -> None:

@@ -30,6 +30,8 @@ class RouterConfig:
     """How servers encode what grants send (the same text form)."""
     block_bytes: int = 0
     """The size of blocks; 0: by the link of the worker that initialises."""
+    placement: str = "by_size"
+    """Which server a block goes to (text form of `zkv.placements`)."""
     streaming: bool = True
     """Send the next version block by block while contributions come in, where the policy lets it be
     known what they will be."""

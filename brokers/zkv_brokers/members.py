@@ -179,6 +179,10 @@ class Members:
             return ""
         return f"{here} of at least {needed} workers are here (--min-workers); start more of them"
 
+    def names(self) -> list[str]:
+        """Return the servers' names by their numbers."""
+        return [server.hello.name for _, server in sorted(self.servers.items())]
+
     def incarnations(self) -> list[int]:
         """Return the incarnations of all members."""
         return sorted(self.workers)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, UnknownKey
-from zkv.placement import imbalance
 from zkv.policy import SyncPolicy, policy
 from zkv.reasons import Reason
 from zkv.staleness import staleness
@@ -17,6 +16,7 @@ from zkv_brokers import reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
+from zkv_brokers.placed import Placed
 from zkv_brokers.rules import Rules
 
 if TYPE_CHECKING:
@@ -302,13 +302,15 @@ def status(router: Router) -> dict[str, Any]:
     model = router.groups.model
     members = router.members
     layout = router.layout
+    coding = router.coding.plain(layout)
+    placed = Placed(router.catalog.placement, layout, router.config.servers, coding["codecs"])
     return {
         "broker": router.config.address,
         "term": members.term,
         "policy": str(router.policy),
         "optimizer": str(router.model_spec),
         "staleness": str(router.staleness),
-        **router.coding.plain(layout),
+        **coding,
         "failed": router.failed.reason if router.failed is not None else None,
         "version": model.version if model is not None else 0,
         "log_entries": len(router.log),
@@ -327,12 +329,7 @@ def status(router: Router) -> dict[str, Any]:
         if model is not None
         else {},
         "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
-        "imbalance": round(
-            imbalance(
-                list(layout.blocks.values()), router.config.servers, lambda b: layout.block_bytes(b)
-            ),
-            4,
-        ),
+        **placed.plain(),
         "servers": [
             {
                 "index": server.index,
@@ -341,11 +338,7 @@ def status(router: Router) -> dict[str, Any]:
                 "host": server.hello.host,
                 "pid": server.hello.pid,
                 "last_heard_s": round(router.hub.silent_s(server.peer), 3),
-                "value_bytes": sum(
-                    layout.block_bytes(b)
-                    for b in layout.blocks.values()
-                    if b.server == server.index
-                ),
+                **placed.of_server(server.index),
                 "updates": server.updates,
                 "update_s": round(server.update_s, 6),
             }

@@ -52,14 +52,12 @@ class Router:
         self.coding = Coding(
             config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
         )
-        self.catalog = Catalog(self.layout, self.coding, config.block_bytes)
+        self.catalog = Catalog(
+            self.layout, self.coding, config.block_bytes, config.placement, self.members.names
+        )
+        pins = Pins(config.versions_pinned_max)
         self.groups = Groups(
-            self.layout,
-            self.catalog,
-            self.members,
-            config.policy,
-            Pins(config.versions_pinned_max),
-            self._prepare,
+            self.layout, self.catalog, self.members, config.policy, pins, self._prepare
         )
         self.log = Log(keep=config.keep_log)
         self.decided: list[c.Entry] = []

@@ -136,6 +136,7 @@ def local(
     staleness: str | None = None,
     codec: str | Chosen | None = None,
     codec_down: str | Chosen | None = None,
+    placement: str | None = None,
     bind: str = "tcp://127.0.0.1:0",
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
@@ -156,6 +157,8 @@ def local(
         codec: how gradients are compressed, such as "int8+ef" or "topk:0.01+ef;*.bias=none", or a
             value of `zkv.codecs`.
         codec_down: how parameters are compressed on their way to workers, such as "int8".
+        placement: which server a block goes to, such as "by_hash" or "by_size;pin:emb.*=0"; None:
+            by size.
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
@@ -176,6 +179,7 @@ def local(
         ("broker", "staleness"): staleness,
         ("broker", "codec"): None if codec is None else str(codec),
         ("broker", "codec_down"): None if codec_down is None else str(codec_down),
+        ("broker", "placement"): placement,
         ("broker", "worker_lost_s"): worker_lost_s,
         ("broker", "server_lost_s"): server_lost_s,
         ("broker", "loop"): loop,

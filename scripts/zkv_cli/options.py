@@ -175,6 +175,13 @@ TRAINING = (
         "speed (default).",
     ),
     Setting(
+        "placement",
+        str,
+        ("--placement",),
+        "Which server a block goes to: by_size (default), by_hash, by_load:emb.*=40, and limits, "
+        "as in by_size;pin:emb.*=0;bytes=1GiB.",
+    ),
+    Setting(
         "min_workers",
         int,
         ("--min-workers",),

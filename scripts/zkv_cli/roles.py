@@ -54,6 +54,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         codec=section.codec,
         codec_down=section.codec_down,
         block_bytes=section.block_bytes,
+        placement=section.placement,
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,

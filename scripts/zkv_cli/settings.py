@@ -14,7 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -26,6 +34,7 @@ from pydantic_settings import (
 from zkv.errors import ConfigError
 from zkv.optimizer_spec import optimizer
 from zkv.placement import BLOCK_BYTES_LEAST
+from zkv.placements import placement
 from zkv.policy import policy
 from zkv.sizes import size as size
 from zkv.staleness import staleness
@@ -102,6 +111,13 @@ def _blocks(value: int) -> int:
     return value
 
 
+def _placement(text: str, info: ValidationInfo) -> str:
+    value = placement(text)
+    if "servers" in info.data:
+        value.check(info.data["servers"])
+    return value.text
+
+
 LIVE: Mapping[str, Callable[[str], str]] = {
     "lr": _rate,
     "policy": _policy,
@@ -141,6 +157,7 @@ class BrokerSection(Section):
     codec: Annotated[str, AfterValidator(_codec)] = "none"
     codec_down: Annotated[str, AfterValidator(_codec_down)] = "none"
     block_bytes: Annotated[int, BeforeValidator(size), AfterValidator(_blocks)] = 0
+    placement: Annotated[str, AfterValidator(_placement)] = "by_size"
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0

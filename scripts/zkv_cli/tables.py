@@ -8,7 +8,7 @@ from typing import Any
 from zkv_cli import time_report
 from zkv_cli.report import bytes_text
 
-SERVER_COLUMNS = ("server", "address", "host", "pid", "holds", "heard")
+SERVER_COLUMNS = ("server", "address", "host", "pid", "holds", "blocks", "load", "heard")
 WORKER_COLUMNS = ("worker", "name", "host", "pid", "clock", "heard", "waits for")
 CODEC_COLUMNS = ("key", "codec", "before", "after", "encoding", "decoding", "kept back", "why")
 KEYS_SHOWN = 20
@@ -22,6 +22,7 @@ def as_text(status: Mapping[str, Any]) -> str:
         f"policy     {status['policy']}",
         f"optimizer  {status['optimizer']}",
         f"version    {status['version']}, {status['keys']} keys",
+        *_placement(status),
     ]
     codecs = [("up", status["codec"]), ("down", status["codec_down"])]
     if any(text != "none" for _, text in codecs):
@@ -48,6 +49,19 @@ def as_text(status: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _placement(status: Mapping[str, Any]) -> list[str]:
+    """Return how evenly servers are loaded, and how many of them are asked."""
+    fan_out = status["fan_out"]
+    lines = [
+        f"placement  {status['placement']}; busiest server over the mean: "
+        f"{status['imbalance']:g} of bytes, {status['load_imbalance']:g} of load",
+        f"fan-out    a batch {fan_out['batch']} of {status['servers_wanted']} servers, "
+        f"a key {fan_out['key_mean']:g} (at most {fan_out['key_max']})",
+    ]
+    apart = [f"{group} {count}" for group, count in fan_out["together"].items()]
+    return [*lines, *(["           together: " + ", ".join(apart)] if apart else [])]
+
+
 def _server_row(server: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         str(server["index"]),
@@ -55,6 +69,8 @@ def _server_row(server: Mapping[str, Any]) -> tuple[str, ...]:
         server["host"],
         str(server["pid"]),
         bytes_text(server["value_bytes"]),
+        str(server["blocks"]),
+        bytes_text(server["load"]),
         f"{server['last_heard_s']:.1f} s ago",
     )
 
