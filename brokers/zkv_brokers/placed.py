@@ -13,6 +13,11 @@ from zkv.placements import Placement
 from zkv.wire import MODEL, BlockSpec
 
 
+def key_parts(books: Sequence[Mapping[str, Any]]) -> dict[str | int, float]:
+    """Return which part of their bytes has travelled of the keys that codecs have encoded."""
+    return {one["key"]: one["bytes_after"] / (one["bytes_before"] or 1) for one in books}
+
+
 class Placed:
     """All blocks of a layout on `servers` servers. `books` are the codecs' (`Coding.books`).
 
@@ -30,7 +35,7 @@ class Placed:
         self._placement, self._layout, self._servers = placement, layout, servers
         self._blocks = list(layout.blocks.values())
         self._specs = {kid: entry.spec for kid, entry in layout.entries.items()}
-        parts = {one["key"]: one["bytes_after"] / (one["bytes_before"] or 1) for one in books}
+        parts = key_parts(books)
         self._loads = {
             kid: size_of(spec) * DTYPES[spec.dtype].itemsize * parts.get(spec.key, 1.0)
             for kid, spec in self._specs.items()

@@ -80,7 +80,7 @@ def recorded_times(path: Path) -> tuple[ComputeTimes, tuple[str, ...]]:
         ValueError: a folder without a broker's recording, or with several.
         OSError: the file cannot be read.
     """
-    file = _of_a_broker(path)
+    file = of_a_broker(path)
     found = records(file)
     _, first = next(found, (0, [None]))
     if first[0] != FORMAT or first[1] != "broker":
@@ -97,7 +97,12 @@ def recorded_times(path: Path) -> tuple[ComputeTimes, tuple[str, ...]]:
     return ComputeTimes(rules, workers), warnings
 
 
-def _of_a_broker(path: Path) -> Path:
+def of_a_broker(path: Path) -> Path:
+    """Return the file of the one broker that was recorded here.
+
+    Raises:
+        ValueError: a folder without a broker's recording, or with several.
+    """
     if not path.is_dir():
         return path
     files = sorted(path.glob("broker-*.rec"))

@@ -3,6 +3,7 @@ bits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,19 @@ def replay(path: Path) -> Replayed:
 
 
 def _broker(first: list[Any], rest: list[list[Any]]) -> Replayed:
-    _, role, plain, term, instance = first
+    router, recorded = router_of(first, rest)
+    return Replayed(
+        first[1], len(rest), len(router.log), router.groups.version, router.log.digest, recorded
+    )
+
+
+def router_of(first: list[Any], rest: Iterable[list[Any]]) -> tuple[Router, str | None]:
+    """Return a broker at the end of its recording, and the digest that was recorded there.
+
+    Raises:
+        ProtocolError, TypeError, ValueError, KeyError, IndexError: a record is damaged.
+    """
+    _, _, plain, term, instance = first
     config = RouterConfig(**{**plain, "policy": policy(plain["policy"])})
     router = Router(config, term=term, instance=instance)
     recorded = None
@@ -69,9 +82,7 @@ def _broker(first: list[Any], rest: list[list[Any]]) -> Replayed:
         else:
             now, events = what
             router.turn([event_of(event) for event in events], now)
-    return Replayed(
-        role, len(rest), len(router.log), router.groups.version, router.log.digest, recorded
-    )
+    return router, recorded
 
 
 def event_of(plain: list[Any]) -> Event:

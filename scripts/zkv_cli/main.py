@@ -12,6 +12,7 @@ from zkv_cli import options as o
 from zkv_cli import plan
 from zkv_cli.advise import advise
 from zkv_cli.exits import EPILOG, reporting
+from zkv_cli.plan_placement import placement
 from zkv_cli.replay import replay
 from zkv_cli.simulate import simulate
 from zkv_cli.trace import app as trace
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+plan.app.command()(placement)
 plan.app.command()(advise)
 app.add_typer(plan.app)
 app.add_typer(trace)

@@ -33,7 +33,7 @@ Size = Annotated[str, typer.Option("--size", help="Bytes of one gradient, such a
 
 
 @contextmanager
-def _planning(command: str) -> Iterator[None]:
+def planning(command: str) -> Iterator[None]:
     """Report a wrong input as wrong use: one line, exit code 2."""
     with reporting(f"plan {command}"):
         try:
@@ -42,7 +42,7 @@ def _planning(command: str) -> Iterator[None]:
             raise ConfigError(str(error)) from error
 
 
-def _tell(figures: Mapping[str, Any], lines: Sequence[tuple[str, str]], as_json: bool) -> None:
+def tell(figures: Mapping[str, Any], lines: Sequence[tuple[str, str]], as_json: bool) -> None:
     """Print the figures as JSON, or the lines (what, formula) as one block."""
     if as_json:
         say(json.dumps(figures, ensure_ascii=False, indent=2, allow_nan=False))
@@ -68,7 +68,7 @@ def transfer(
     as_json: Json = False,
 ) -> None:
     """Size of an encoded gradient, and its time on a link."""
-    with _planning("transfer"):
+    with planning("transfer"):
         from zkv import costs
 
         of = u.option("--entries", u.count, entries)
@@ -90,7 +90,7 @@ def transfer(
             "bits_per_s": speed,
             "transfer_s": costs.transfer_s(size, speed),
         }
-        _tell(figures, _transfer_lines(figures), as_json)
+        tell(figures, _transfer_lines(figures), as_json)
 
 
 def _transfer_lines(f: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -124,7 +124,7 @@ def ingress(
     as_json: Json = False,
 ) -> None:
     """Time of all workers on one server's link."""
-    with _planning("ingress"):
+    with planning("ingress"):
         from zkv import costs
 
         each = u.option("--size", u.size_bytes, size)
@@ -148,7 +148,7 @@ def ingress(
             ("a server", f"{workers} × {size_text(each)}{shared} = {size_text(taken)}"),
             ("all", f"{size_text(taken)} × 8 / {speed_text} = {u.time_text(all_s)}"),
         ]
-        _tell(figures, lines, as_json)
+        tell(figures, lines, as_json)
 
 
 @app.command()
@@ -163,7 +163,7 @@ def overlap(
     as_json: Json = False,
 ) -> None:
     """Serial against overlapped time of a batch."""
-    with _planning("overlap"):
+    with planning("overlap"):
         from zkv import costs
 
         c = u.option("--compute", u.seconds, compute)
@@ -178,7 +178,7 @@ def overlap(
             "chunks": chunks,
             "pipelined_s": None if chunks is None else costs.pipelined_s(c, m, chunks),
         }
-        _tell(figures, _overlap_lines(figures), as_json)
+        tell(figures, _overlap_lines(figures), as_json)
 
 
 def _overlap_lines(f: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -207,7 +207,7 @@ def stragglers(
     as_json: Json = False,
 ) -> None:
     """Expected wait for k of K exponential workers."""
-    with _planning("stragglers"):
+    with planning("stragglers"):
         from zkv import costs
 
         first = workers if threshold is None else threshold
@@ -236,7 +236,7 @@ def stragglers(
             lines.append(("its limit for many workers", limit))
             every = f"H_{workers} × {text(mean_s)} = {text(all_s)}"
             lines.append((f"all {workers}, exact", every))
-        _tell(figures, lines, as_json)
+        tell(figures, lines, as_json)
 
 
 @app.command()
@@ -247,7 +247,7 @@ def aggregate(
     as_json: Json = False,
 ) -> None:
     """Aggregation on one device, on the CPU, in parts."""
-    with _planning("aggregate"):
+    with planning("aggregate"):
         from zkv import aggregation_costs as costs
 
         n = devices
@@ -267,7 +267,7 @@ def aggregate(
             ("CPU", f"2 × {n} × {whole} {at} = {text(figures['on_cpu_s'])}"),
             ("in parts", f"2 × ({n} − 1) × {whole} / {n} {at} = {text(figures['in_parts_s'])}"),
         ]
-        _tell(figures, lines, as_json)
+        tell(figures, lines, as_json)
 
 
 @app.command()
@@ -281,7 +281,7 @@ def ring(
     as_json: Json = False,
 ) -> None:
     """Ring all-reduce: chunks, rounds, bytes and time."""
-    with _planning("ring"):
+    with planning("ring"):
         from zkv import aggregation_costs as costs
 
         each = u.option("--size", u.size_bytes, size)
@@ -309,78 +309,4 @@ def ring(
             ("each node", f"{rounds} × {text(chunk)} = {text(sent)} sent, as much received"),
             ("time", f"{text(sent)} × 8 / {u.bits_text(speed)} = {u.time_text(time_s)}"),
         ]
-        _tell(figures, lines, as_json)
-
-
-@app.command()
-def placement(
-    loads: Annotated[
-        str, typer.Option("--loads", help="Load of each block: 40,25,10 (p1, p2, p3) or a=40,b=25.")
-    ],
-    servers: Annotated[int, typer.Option("--servers", help="Servers, counted from 0.")],
-    assign: Annotated[
-        str | None,
-        typer.Option("--assign", help="Each block's server: 0,0,1 (default: by turns, i mod S)."),
-    ] = None,
-    request: Annotated[
-        str | None, typer.Option("--request", help="Blocks that are asked for together: p1,p5,p7.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Imbalance and fan-out of a placement."""
-    with _planning("placement"):
-        from zkv import aggregation_costs as costs
-
-        by_block = u.option("--loads", _loads, loads)
-        assignment = costs.round_robin(by_block, servers)
-        if assign is not None:
-            assignment = _assignment(list(by_block), assign)
-        wanted = None if request is None else [one.strip() for one in request.split(",")]
-        held = costs.server_loads(by_block, assignment, servers)
-        figures = {
-            "servers": servers,
-            "assignment": assignment,
-            "server_loads": held,
-            "mean_load": sum(held) / servers,
-            "busiest_load": max(held),
-            "imbalance": costs.load_imbalance(by_block, assignment, servers),
-            "imbalance_min": costs.load_imbalance_min(by_block, servers),
-            "request": wanted,
-            "fan_out": None if wanted is None else costs.fan_out(assignment, wanted),
-        }
-        _tell(figures, _placement_lines(by_block, figures), as_json)
-
-
-def _loads(text: str) -> dict[str, float]:
-    """Return load by block; a block without a name is p1, p2, ... by its place in the list."""
-    found: dict[str, float] = {}
-    for at, part in enumerate(text.split(","), start=1):
-        name, equals, load = part.rpartition("=")
-        block = name.strip() if equals else f"p{at}"
-        if not block or block in found:
-            raise ValueError(f"block {block!r} stands twice or has no name in {text!r}")
-        found[block] = u.number(load)
-    return found
-
-
-def _assignment(blocks: Sequence[str], text: str) -> dict[str, int]:
-    servers = u.option("--assign", lambda listed: u.each(u.count, listed), text)
-    if len(servers) != len(blocks):
-        raise ConfigError(f"--assign: {len(servers)} servers for {len(blocks)} blocks of --loads")
-    return dict(zip(blocks, servers, strict=True))
-
-
-def _placement_lines(by_block: Mapping[str, float], f: Mapping[str, Any]) -> list[tuple[str, str]]:
-    lines = []
-    for server, load in enumerate(f["server_loads"]):
-        held = [block for block, at in f["assignment"].items() if at == server]
-        parts = " + ".join(f"{block} {u.plain(by_block[block])}" for block in held) or "nothing"
-        lines.append((f"server {server}", f"{parts} = {u.plain(load)}" if held else parts))
-    mean, busiest = u.plain(f["mean_load"]), u.plain(f["busiest_load"])
-    ratio, least = u.plain(f["imbalance"]), u.plain(f["imbalance_min"])
-    lines.append(("imbalance", f"{busiest} / {mean} = {ratio} (no placement can be below {least})"))
-    if f["request"] is not None:
-        lines.append(
-            ("fan-out", f"{', '.join(f['request'])}: {f['fan_out']} of {f['servers']} servers")
-        )
-    return lines
+        tell(figures, lines, as_json)
