@@ -295,5 +295,6 @@ def _of_a_run(f: Mapping[str, Any]) -> list[str]:
         return lines
     total = sum(held["value_bytes"] for held in before["servers"])
     moved = sum(one["bytes"] for one in f["moved"])
-    head = f"moves      {size(moved)} of {size(total)}, of {len(f['moved'])} key{'s' * (len(f['moved']) != 1)}"
+    count = len(f["moved"])
+    head = f"moves      {size(moved)} of {size(total)}, of {count} key{'s' * (count != 1)}"
     return [*lines, head, *_moves(f["moved"], "key", "bytes", size)]
