@@ -255,7 +255,12 @@ def _moves(
 def _recorded(record: Path, servers: int | None, wanted: Placement | None, as_json: bool) -> None:
     from zkv_brokers.recorded_blocks import recorded_blocks
 
-    figures = recorded_blocks(record, wanted, servers)
+    if servers is not None and servers < 1:
+        raise ConfigError(f"--servers: a model lies on at least 1 server, given {servers}")
+    try:
+        figures = recorded_blocks(record, wanted, servers)
+    except OSError as error:
+        raise ConfigError(f"--record: {record} cannot be read: {error.strerror}") from error
     if as_json:
         tell(figures, [], as_json)
     else:

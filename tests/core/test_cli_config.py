@@ -211,6 +211,18 @@ def test_settings_survive_the_command_line_of_a_child():
     assert not any(word.startswith(("--data-bind", "--advertise")) for word in line)
 
 
+def test_a_placement_is_checked_with_the_number_of_servers():
+    given = {("broker", "servers"): 2, ("broker", "placement"): "by_size; bytes=2048KiB;pin:w=1"}
+    section = load(given).broker
+    assert section.placement == "by_size;pin:w=1;bytes=2MiB"
+    assert f"--placement={section.placement}" in command_line("broker", section, {})
+    assert load().broker.placement == "by_size"
+    with pytest.raises(ConfigError, match=r"--placement: placement .*: pin:w=1 names no server"):
+        load({("broker", "placement"): "by_size;pin:w=1"})
+    with pytest.raises(ConfigError, match="--placement: placement 'by_name': 'by_name' is no rule"):
+        load({("broker", "placement"): "by_name"})
+
+
 def test_live_changes_are_checked_before_any_is_made():
     assert live_changes(["lr=0.01", "policy=ssp:2"]) == [("lr", "0.01"), ("policy", "ssp:2")]
     with pytest.raises(ConfigError) as caught:

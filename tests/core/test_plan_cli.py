@@ -206,6 +206,38 @@ def test_placement() -> None:
     assert (told["imbalance"], told["fan_out"]) == (1.84, 3)
 
 
+def test_placement_before_and_after() -> None:
+    given = ("placement", "--loads", LOADS, "--servers", "4", "--request", "p1,p5,p7")
+    before = figures(*given)
+    told = figures(*given, "--placement", "by_load; blocks=2")
+    assert before.items() <= told.items()
+    assert told["placement"] == "by_load;blocks=2"
+    after = told["after"]
+    assert after["server_loads"] == [43, 28, 15, 14]
+    assert (after["busiest_load"], after["imbalance"], after["fan_out"]) == (43, 1.72, 3)
+    moved = {one["block"]: (one["from"], one["to"]) for one in told["moved"]}
+    assert moved == {"p5": (0, 3), "p6": (1, 2), "p7": (2, 1), "p8": (3, 0)}
+    for block, server in after["assignment"].items():
+        assert moved.get(block, (server, server)) == (before["assignment"][block], server)
+    free = figures(*given, "--placement", "by_load")["after"]
+    assert (free["busiest_load"], free["imbalance"]) == (40, 1.6)
+    pinned = figures(*given, "--placement", "by_load;pin:p2=3;together=p1|p5|p7")
+    assert pinned["after"]["fan_out"] == 1
+    why = {one["block"]: one["why"] for one in pinned["moved"]}
+    assert why["p2"] == "pin:p2=3"
+    assert why["p7"] == "together=p1|p5|p7"
+
+
+def test_sizes_stand_beside_loads() -> None:
+    given = ("placement", "--loads", "1,2,30", "--servers", "2", "--sizes", "9kB,8kB,1kB")
+    by_size = figures(*given, "--placement", "by_size")["after"]
+    assert by_size["assignment"] == {"p1": 0, "p2": 1, "p3": 1}
+    by_load = figures(*given, "--placement", "by_load")["after"]
+    assert by_load["assignment"] == {"p1": 1, "p2": 1, "p3": 0}
+    capped = figures(*given, "--placement", "by_load;bytes=10kB")["after"]
+    assert capped["assignment"] == {"p1": 0, "p2": 1, "p3": 0}
+
+
 # --- for a person ----------------------------------------------------------------------------
 
 
@@ -276,6 +308,21 @@ def test_a_person_sees_the_formula_with_the_numbers(arguments: str, formulas: li
     assert max(map(len, lines)) <= 100
 
 
+def test_of_many_moves_the_first_have_a_line() -> None:
+    loads = ",".join(["1"] * 30)
+    given = ("placement", "--loads", loads, "--servers", "2")
+    told = text(*given, "--placement", "by_size;pin:*=1")
+    assert "imbalance  15 / 15 = 1 before, 30 / 15 = 2 after" in told
+    assert "moves      15 of 30 blocks, 15 of 30 of the load" in told
+    assert "more: --json" not in told
+    assert text(*given, "--placement", "by_size;pin:p?=0;pin:p??=1").count(" pin:") == 14
+    loads = ",".join(["1"] * 60)
+    told = text("placement", "--loads", loads, "--servers", "2", "--placement", "by_size;pin:*=1")
+    assert told.endswith("and 10 more: --json\n")
+    unmoved = text(*given, "--assign", ",".join(["1"] * 30), "--placement", "by_size;pin:*=1")
+    assert unmoved.endswith("moves      0 of 30 blocks, 0 of 30 of the load\n")
+
+
 def test_a_server_without_a_block_is_shown_too() -> None:
     assert "server 1   nothing" in text("placement", "--loads", "4", "--servers", "2")
 
@@ -307,6 +354,17 @@ def test_a_server_without_a_block_is_shown_too() -> None:
         ("placement --loads 4,5 --servers 2 --assign 0", "--assign: 1 servers for 2 blocks"),
         ("placement --loads 4,5 --servers 2 --assign 0,2", "server of block 'p2' .* given 2"),
         ("placement --loads 4,5 --servers 2 --request p3", "'p3' has no server; known: p1, p2"),
+        ("placement --loads 4,5", "give --loads and --servers, or a run's --record"),
+        ("placement --servers 2", "give --loads and --servers, or a run's --record"),
+        ("placement --record x --loads 4", "--record has blocks of its own"),
+        ("placement --record /no/such/file", "--record: /no/such/file cannot be read"),
+        ("placement --record x --servers 0", "--servers: .* given 0"),
+        ("placement --loads 4,5 --servers 2 --placement by_name", "--placement: .*'by_name'"),
+        ("placement --loads 4,5 --servers 2 --placement by_size;blocks=0", "blocks=0: a server"),
+        ("placement --loads 4,5 --servers 2 --placement by_size;pin:p1=2", "pin:p1=2 names no"),
+        ("placement --loads 4,5 --servers 1 --placement by_size;blocks=1", "2 blocks are to be"),
+        ("placement --loads 4,5 --servers 1 --sizes 4,x --placement by_size", "--sizes: 'x'"),
+        ("placement --loads 4,5 --servers 1 --sizes 4", "--sizes: 1 sizes for 2 blocks"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(arguments: str, named: str) -> None:

@@ -39,6 +39,38 @@ def share(counted: int, skipped: int = 0, returned: int = 0) -> dict[str, int]:
     return {"counted": counted, "skipped": skipped, "returned": returned}
 
 
+def test_the_placement_is_told_with_its_figures_and_each_servers_part() -> None:
+    server = {
+        "index": 0,
+        "address": "tcp://10.0.0.2:5557",
+        "host": "box",
+        "pid": 12,
+        "value_bytes": 4_000_000,
+        "blocks": 7,
+        "load": 1_000_000,
+        "last_heard_s": 0.21,
+    }
+    told = status(
+        placement="by_size;together=a.*|b",
+        imbalance=1.25,
+        load_imbalance=1.5,
+        fan_out={"batch": 1, "key_mean": 1.5, "key_max": 2, "together": {"a.*|b": 2}},
+        servers=[server],
+    )
+    lines = as_text(told).splitlines()
+    assert lines[4:7] == [
+        "placement  by_size;together=a.*|b; busiest server over the mean: 1.25 of bytes, "
+        "1.5 of load",
+        "fan-out    a batch 1 of 1 servers, a key 1.5 (at most 2)",
+        "           together: a.*|b 2",
+    ]
+    assert lines[9:11] == [
+        "server  address              host  pid  holds    blocks  load     heard",
+        "0       tcp://10.0.0.2:5557  box   12   4.00 MB  7       1.00 MB  0.2 s ago",
+    ]
+    assert "together" not in as_text(status())
+
+
 def test_without_samples_nothing_is_said_of_them() -> None:
     assert "samples" not in as_text(status())
 
