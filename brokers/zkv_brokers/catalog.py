@@ -172,32 +172,7 @@ class Catalog:
         entries = [
             KeyEntry(kids[one.key if one.same_as is None else one.same_as], one) for one in keys
         ]
-
-        def together(entry: KeyEntry) -> object:
-            one = entry.spec
-            alone = entry.kid if plain else None
-            applied = (one.rule, spec.for_key(one.key), one.reduce, one.allow_nan, one.absent)
-            return (*applied, self._coding.apart(one), alone)
-
-        measured = self._block_bytes or block_bytes_on(link_rate, _total_bytes(keys))
-
-        def block_bytes(entry: KeyEntry) -> int:
-            # What a codec makes of a block depends on its borders: they are the same in each run.
-            given = self._block_bytes or BLOCK_BYTES
-            return measured if self._coding.is_dense(entry.spec) else given
-
-        loads = self._loads(entries)
-        blocks = plan(
-            entries,
-            servers,
-            together=together,
-            bid_first=self._counts[2],
-            block_bytes=block_bytes,
-            placement=self.placement,
-            names=self._names(),
-            held=self._held(servers, loads),
-            loads=loads,
-        )
+        blocks = self._planned(entries, plain, servers, spec, link_rate)
         size = len(encode((entries, blocks)))
         if size > PACKET_BYTES_MAX:
             raise KeyMismatch(
@@ -221,6 +196,43 @@ class Catalog:
         out.log(c.Init(pending.init, incarnation, entries, blocks, plain))
         out.tell(incarnation, c.Layout(pending.init, entries, blocks, True, out.index))
         return pending
+
+    def _planned(
+        self,
+        entries: Sequence[KeyEntry],
+        plain: bool,
+        servers: int,
+        spec: OptimizerSpec,
+        link_rate: float,
+    ) -> list[BlockSpec]:
+        """Return the blocks of new keys, and their servers; ConfigError if there is no room."""
+
+        def together(entry: KeyEntry) -> object:
+            one = entry.spec
+            alone = entry.kid if plain else None
+            applied = (one.rule, spec.for_key(one.key), one.reduce, one.allow_nan, one.absent)
+            return (*applied, self._coding.apart(one), alone)
+
+        total = _total_bytes([entry.spec for entry in entries])
+        measured = self._block_bytes or block_bytes_on(link_rate, total)
+
+        def block_bytes(entry: KeyEntry) -> int:
+            # What a codec makes of a block depends on its borders: they are the same in each run.
+            given = self._block_bytes or BLOCK_BYTES
+            return measured if self._coding.is_dense(entry.spec) else given
+
+        loads = self._loads(entries)
+        return plan(
+            entries,
+            servers,
+            together=together,
+            bid_first=self._counts[2],
+            block_bytes=block_bytes,
+            placement=self.placement,
+            names=self._names(),
+            held=self._held(servers, loads),
+            loads=loads,
+        )
 
     def _loads(self, entries: Sequence[KeyEntry]) -> dict[int, float] | None:
         """Return the load of each key, those of `entries` included; None if it is its bytes."""

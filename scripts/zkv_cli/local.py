@@ -157,13 +157,11 @@ def local(
         codec: how gradients are compressed, such as "int8+ef" or "topk:0.01+ef;*.bias=none", or a
             value of `zkv.codecs`.
         codec_down: how parameters are compressed on their way to workers, such as "int8".
-        placement: which server a block goes to, such as "by_hash" or "by_size;pin:emb.*=0"; None:
-            by size.
+        placement: which server a block goes to, such as "by_hash"; None: by size.
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
-        worker_lost_s: seconds of silence after which a worker is gone; None: the default.
-        server_lost_s: seconds of silence after which a server is lost; None: the default.
+        worker_lost_s, server_lost_s: seconds of silence that make one lost; None: the default.
         loop: "asyncio", "uvloop" or "auto"; None: the default.
         log_level: "debug", "info", "warning" or "error"; None: the default.
 
