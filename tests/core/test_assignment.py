@@ -366,7 +366,7 @@ def test_the_seed_pages_loads() -> None:
 
 
 def test_a_group_whose_member_is_pinned_goes_there_and_buckets_are_not_shared() -> None:
-    sizes_ = {"emb.w": 5000, "emb.b": 10, "head.w": 5000, "head.b": 10, "norm": 10}
+    sizes_ = {"emb.w": 5000, "emb.b": 10, "norm": 10, "head.w": 5000, "head.b": 10}
     entries = [
         KeyEntry(kid, KeySpec(key, "int8", (size,)))
         for kid, (key, size) in enumerate(sizes_.items())
@@ -374,10 +374,73 @@ def test_a_group_whose_member_is_pinned_goes_there_and_buckets_are_not_shared() 
     value = placement("by_size;pin:emb.b=1;together=emb.*|head.*")
     blocks = plan(entries, 3, together=lambda e: 0, bucket_bytes=100, placement=value)
     where = {s.kid: b.server for b in blocks for s in b.segments}
-    assert [where[kid] for kid in range(4)] == [1, 1, 1, 1]
-    assert where[4] == 0
-    plain = plan(entries, 1, together=lambda e: 0, bucket_bytes=100)
-    assert [block.kids for block in plain] == [[0], [1, 3, 4], [2]]
+    assert where == {0: 1, 1: 1, 2: 0, 3: 1, 4: 1}
+    one = plan(entries, 1, together=lambda e: 0, bucket_bytes=100)
+    assert [block.kids for block in one] == [[0], [1, 2, 4], [3]]
+    apart = plan(
+        entries,
+        1,
+        together=lambda e: 0,
+        bucket_bytes=100,
+        placement=placement("by_size;pin:norm=0"),
+    )
+    assert [block.kids for block in apart] == [[0], [1, 4], [2], [3]]
+
+
+def test_small_keys_of_one_server_on_a_ring_share_one_block_however_many_servers_there_are() -> (
+    None
+):
+    entries = [KeyEntry(kid, KeySpec(f"k{kid}", "int8", (10,))) for kid in range(100)]
+    for servers in (2, 3):
+        blocks = plan(entries, servers, together=lambda e: 0, placement=placement("by_hash"))
+        assert sorted(block.server for block in blocks) == list(range(servers))
+        assert sorted(kid for block in blocks for kid in block.kids) == list(range(100))
+
+
+def test_by_load_servers_are_compared_by_load_alone() -> None:
+    blocks = [Piece("a", 1, 9), Piece("b", 100, 5), Piece("c", 100, 4), Piece("d", 1, 0)]
+    assert assign(blocks, 2, placement("by_load")) == [0, 1, 1, 0]
+    assert assign(blocks, 2, placement("by_size")) == [0, 0, 1, 1]
+    held = [Share(1, 0, 20), Share(1, 1000, 0)]
+    assert assign(blocks, 2, placement("by_load"), held=held) == [1, 1, 1, 1]
+
+
+def test_a_slice_has_its_part_of_a_load_to_the_bit() -> None:
+    # 49 times 1/49 is less than 1 in binary: slices must not lose against a key of one byte.
+    entries = [KeyEntry(0, KeySpec("w", "int8", (49,))), KeyEntry(1, KeySpec("b", "int8", (1,)))]
+    by_size, by_load = (
+        plan(
+            entries,
+            2,
+            together=lambda e: 0,
+            block_bytes=1,
+            bucket_bytes=0,
+            placement=placement(text),
+        )
+        for text in ("by_size", "by_load:w=49,b=1")
+    )
+    assert by_load == by_size
+
+
+def test_groups_take_their_room_before_single_blocks_do() -> None:
+    blocks = [Piece("a1", 1, 1), Piece("a2", 1, 1), Piece("b", 10, 10), Piece("c", 9, 9)]
+    assert assign(blocks, 2, placement("by_size;together=a?;blocks=2")) == [0, 0, 1, 1]
+    # Without caps the largest goes first, whatever it is.
+    assert assign(blocks, 2, placement("by_size;together=a?")) == [1, 1, 0, 1]
+
+
+def test_a_group_too_large_for_any_server_is_on_as_few_as_can_be() -> None:
+    group = [Piece(f"a{at}", 5, 5) for at in range(6)]
+    blocks = [*group, Piece("b", 10, 10)]
+    chosen = assign(blocks, 3, placement("by_size;together=a?;pin:b=2;bytes=15"))
+    assert chosen == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_a_search_keeps_a_group_together_if_that_fits() -> None:
+    blocks = named([1, 6, 5, 11, 8, 5])
+    chosen = assign(blocks, 2, placement("by_size;together=k0|k1;bytes=19"))
+    assert chosen[0] == chosen[1]
+    assert sorted(loads_of(blocks, chosen, 2)) == [18, 18]
 
 
 @pytest.mark.parametrize(

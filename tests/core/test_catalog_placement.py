@@ -16,6 +16,7 @@ from zkv_brokers.catalog import Catalog, Pending
 from zkv_brokers.coding import Coding
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.placed import Placed
+from zkv_brokers.recorded_blocks import _with_loads
 
 SGD = optimizer("sgd:lr=0.1")
 KIB = 1024
@@ -112,6 +113,17 @@ def test_a_load_of_all_keys_so_far_is_what_servers_are_compared_by() -> None:
     assert shelf.place(spec("warm", 200)) == {"warm": {1}}
     assert shelf.place(spec("cold", 500)) == {"cold": {2}}
     assert shelf.place(spec("cold2", 1), plain=True) == {"cold2": {2}}
+
+
+def test_loads_that_a_run_has_told_are_those_of_a_placement_by_load() -> None:
+    shelf = Shelf("by_size")
+    shelf.place(spec("a", 2), spec("b,c d", 1), spec(7, 1))
+    books = [{"key": "a", "bytes_before": 400, "bytes_after": 100}]
+    told = _with_loads(placement("by_load;blocks=9"), shelf.catalog.layout, books)
+    assert told.text == "by_load:a=512,b?c?d=1024,7=1024;blocks=9"
+    for text in ("by_size", "by_load:a=1"):
+        one = placement(text)
+        assert _with_loads(one, shelf.catalog.layout, books) is one
 
 
 def test_the_status_has_what_servers_hold_carry_and_are_asked() -> None:
