@@ -92,12 +92,12 @@ def check(placement: Placement, pieces: Sequence[Piece], shares: Sequence[Share]
         if caps.nbytes is not None and piece.nbytes > caps.nbytes:
             smaller = "" if piece.more else ", or cut smaller blocks (--block-bytes)"
             raise ConfigError(
-                f"placement {placement}: {piece} is larger than the limit of every server, "
+                f"{placement.named}: {piece} is larger than the limit of every server, "
                 f"bytes={caps.nbytes:,}; raise it{smaller}"
             )
         if caps.load is not None and piece.load > caps.load:
             raise ConfigError(
-                f"placement {placement}: {piece} has a load of {piece.load:g}, above the limit of "
+                f"{placement.named}: {piece} has a load of {piece.load:g}, above the limit of "
                 f"every server, load={caps.load:g}; raise it, or cut smaller blocks (--block-bytes)"
             )
     largest = max(pieces, key=lambda one: one.nbytes)
@@ -110,7 +110,7 @@ def check(placement: Placement, pieces: Sequence[Piece], shares: Sequence[Share]
         # Sums of loads are rounded: what is at the limit may come out a little above it.
         if cap is not None and all_ > cap * len(shares) * (1 + 1e-9):
             raise ConfigError(
-                f"placement {placement}: {all_:,.15g} {name} are to be placed, and {len(shares)} "
+                f"{placement.named}: {all_:,.15g} {name} are to be placed, and {len(shares)} "
                 f"servers of {name}={cap:,.15g} take {cap * len(shares):,.15g}; the largest is "
                 f"{largest}; raise {name}=, or start more servers (--servers)"
             )
@@ -137,7 +137,7 @@ def put_pinned(
             count > 1
         )
         raise ConfigError(
-            f"placement {placement}: {piece}{all_} is pinned to server {unit.pin}, which holds "
+            f"{placement.named}: {piece}{all_} is pinned to server {unit.pin}, which holds "
             f"{_held(share)} of at most {_limits(placement.caps)}; raise the limit, or pin it to "
             "another server"
         )
@@ -205,7 +205,7 @@ def search(
     widest = max((pieces[at] for at in all_), key=lambda one: _weight(one, loaded))
     sure = "no placement is" if tried_all else "no placement was found"
     raise ConfigError(
-        f"placement {placement}: {sure} within the limits: {len(all_)} blocks are left for "
+        f"{placement.named}: {sure} within the limits: {len(all_)} blocks are left for "
         f"{len(shares)} servers of {_limits(placement.caps)} each, the largest of {widest}; raise "
         "the limits, start more servers (--servers), or cut smaller blocks (--block-bytes)"
     )

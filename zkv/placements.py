@@ -26,6 +26,7 @@ FORMS = (
 VIRTUAL_NODES = 64
 """Shares of the ring then differ by about 1 / sqrt(64) of themselves."""
 VIRTUAL_NODES_MAX = 4096
+TEXT_SHOWN = 200
 COUNT_MAX = 10**9
 BYTES_MAX = 2**49
 
@@ -159,6 +160,12 @@ class Placement:
         parts += [f"together={'|'.join(group)}" for group in self.together]
         return ";".join([*parts, *self.caps.texts()])
 
+    @property
+    def named(self) -> str:
+        """What messages begin with: its text, cut off if it is long, as they have more to say."""
+        more = "..." if len(self.text) > TEXT_SHOWN else ""
+        return f"placement {self.text[:TEXT_SHOWN]}{more}"
+
     def __str__(self) -> str:
         return self.text
 
@@ -203,7 +210,7 @@ def server_number(
     there = f"0 to {servers - 1}" if servers > 1 else "0"
     named = f" ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})" if names else ""
     raise ConfigError(
-        f"placement {placement}: pin:{pattern}={server} names no server of this cluster; its "
+        f"{placement.named}: pin:{pattern}={server} names no server of this cluster; its "
         f"servers are {there}{named}; pin to one of them, or start more (--servers)"
     )
 
@@ -237,7 +244,7 @@ def placement(text: str) -> Placement:
                 options[name] = value
         return Placement(_rule(first), tuple(pins), tuple(groups), _caps(options))
     except ValueError as error:
-        raise ValueError(f"placement {text[:200]!r}: {error}; the form is {FORMS}") from None
+        raise ValueError(f"placement {text[:TEXT_SHOWN]!r}: {error}; the form is {FORMS}") from None
 
 
 def _rule(text: str) -> Rule:

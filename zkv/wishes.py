@@ -75,7 +75,7 @@ class Wishes:
             other, where = by_group.setdefault(self._group[key], (key, server))
             if where != server:
                 raise ConfigError(
-                    f"placement {placement}: key {key!r} is pinned to server {server} and key "
+                    f"{placement.named}: key {key!r} is pinned to server {server} and key "
                     f"{other!r} to server {where}, but they are to stay together; pin both to one, "
                     "or take one out of together="
                 )

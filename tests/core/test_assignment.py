@@ -129,11 +129,16 @@ def test_lpt_is_within_its_bound_of_the_best(
     servers=st.integers(1, 8),
     virtual=st.integers(1, 64),
     leaver=st.integers(0, 7),
+    together=st.sampled_from([(), (("1*", "*0*"),), (("?",), ("*",))]),
 )
 def test_a_server_more_or_less_moves_only_what_it_takes_or_leaves(
-    keys: list[str | int], servers: int, virtual: int, leaver: int
+    keys: list[str | int],
+    servers: int,
+    virtual: int,
+    leaver: int,
+    together: tuple[tuple[str, ...], ...],
 ) -> None:
-    value = Placement(ByHash(virtual))
+    value = Placement(ByHash(virtual), (), together)
     blocks = [Piece(key, 1, 1, start) for key in keys for start in (0, 100)]
     before = assign(blocks, servers, value)
     for one, other in zip(before, assign(blocks, servers + 1, value), strict=True):

@@ -140,6 +140,15 @@ def test_a_wrong_text_is_named_with_the_form(text: str, named: str) -> None:
     assert "for example 'by_size;pin:embed.*=0" in str(caught.value)
 
 
+def test_a_message_shows_a_long_text_only_in_part() -> None:
+    text = "by_load:" + ",".join(f"layer{at}.w={at}" for at in range(1000)) + ";pin:w=3"
+    value = placement(text)
+    assert value.text == text
+    with pytest.raises(ConfigError, match="names no server") as caught:
+        value.check(2)
+    assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize("pattern", ["", " a", "a;b", "a,b"])
 def test_a_pattern_that_no_text_could_name_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="pattern"):
