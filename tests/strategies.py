@@ -85,6 +85,8 @@ def _limited(inner: Any, limit: msgspec.Meta) -> st.SearchStrategy[Any]:
         return st.sampled_from([int(low), int(high), 1]) | st.integers(int(low), int(high))
     if inner is float:
         return st.floats(limit.ge, limit.le, allow_nan=False)
+    if inner is bytes:
+        return st.binary(min_size=limit.min_length or 0, max_size=limit.max_length)
     return of_type(inner)
 
 
