@@ -1,4 +1,4 @@
-"""Payloads between processes of one machine: through memory where that is proven, else by socket."""
+"""Payloads between processes of one machine: through memory if that is proven, else by socket."""
 
 from __future__ import annotations
 
@@ -251,11 +251,10 @@ async def test_without_memory_files_payloads_go_through_sockets(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "memfd_create", full)
-    async with cluster(2) as made:
-        async with crew(made, 2, {"w": np.zeros(LARGE, np.float32)}) as workers:
-            why = "tcp: no memory can be shared: [Errno 28] No space left on device"
-            await until(lambda: tells(made, why))
-            await together(workers, [{"w": np.ones(LARGE, np.float32)}] * 2)
+    async with cluster(2) as made, crew(made, 2, {"w": np.zeros(LARGE, np.float32)}) as workers:
+        why = "tcp: no memory can be shared: [Errno 28] No space left on device"
+        await until(lambda: tells(made, why))
+        await together(workers, [{"w": np.ones(LARGE, np.float32)}] * 2)
 
 
 async def test_a_block_that_no_slot_holds_goes_through_the_socket(
