@@ -186,7 +186,7 @@ class Server:
                 return
             peer = sender(message)
             payload, came = self._nearby.payload(peer, rest[1:])
-            self._nearby.turn(peer)
+            self._nearby.turn()
             if not came or self._shares(peer, message):
                 return
             if self._sends is not None and isinstance(message, Got):
@@ -286,7 +286,7 @@ class Server:
                 for who in self._routes.keys() - set(members):
                     del self._routes[who]
                     self._nearby.gone(who)
-            self._nearby.turn_all()
+            self._nearby.turn()
             await asyncio.wait({self._stopped}, timeout=TICK_S)
         await self._stopped
 

@@ -74,6 +74,8 @@ class Nearby:
         self._slots = shared_bytes // SLOT_BYTES
         self._outbox: Outbox | None = None
         self._peers: dict[int, _Peer] = {}
+        self._stalled: set[int] = set()
+        """Peers for whom something waits."""
         self.why = "" if self._slots else "it is switched off"
         """Why nothing is shared with anybody."""
 
@@ -151,11 +153,11 @@ class Nearby:
         if known is None or outbox is None or message.token != outbox.token:
             return
         known.reads, known.why = not message.why, message.why
-        self.turn(peer)
 
     def gone(self, peer: int) -> None:
         """A peer is gone."""
         known = self._peers.pop(peer, None)
+        self._stalled.discard(peer)
         if known is not None and self._outbox is not None:
             self._outbox.forget(known.column)
 
@@ -171,12 +173,17 @@ class Nearby:
             self._post(peer, [b"", header] if payload is None else [b"", header, _flat(payload)])
             return
         known.waiting.append((header, payload, key))
-        self.turn(peer)
+        if len(known.waiting) == 1:
+            self._send_waiting(peer, known)
 
-    def turn(self, peer: int) -> None:
-        """Send what waits for room, as far as there is some; call it whenever a peer has spoken."""
-        known = self._peers.get(peer)
-        while known is not None and known.waiting:
+    def turn(self) -> None:
+        """Send what waits for room, as far as there is some. Call it whenever a peer has spoken, as
+        it has taken something by then, and from time to time."""
+        for peer in tuple(self._stalled):
+            self._send_waiting(peer, self._peers[peer])
+
+    def _send_waiting(self, peer: int, known: _Peer) -> None:
+        while known.waiting:
             header, payload, key = known.waiting[0]
             frames: list[Any] = [b"", header]
             if payload is not None:
@@ -185,17 +192,14 @@ class Nearby:
                     named = None if key is None else (key, flat.ctypes.data, flat.nbytes)
                     place = self._outbox.put(known.column, flat, named, self._clock())
                     if place is None and len(known.waiting) < WAITING_MAX:
+                        self._stalled.add(peer)
                         return
                     frames += [flat] if place is None else [b"", place.encode()]
                 else:
                     frames.append(flat)
             known.waiting.popleft()
             self._post(peer, frames)
-
-    def turn_all(self) -> None:
-        """Do `turn` for all peers: time has passed."""
-        for peer in self._peers:
-            self.turn(peer)
+        self._stalled.discard(peer)
 
     def payload(self, peer: int, frames: list[Any]) -> tuple[Array | None, bool]:
         """Return the payload of a message (its frames without the header): flat, uint8, and whether
@@ -217,6 +221,7 @@ class Nearby:
     def close(self) -> None:
         """Give the memory back."""
         self._peers.clear()
+        self._stalled.clear()
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None

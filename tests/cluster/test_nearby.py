@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zkv.aio import AsyncWorker
-from zkv.data_messages import Greet, Share, Shared, decode_data, encode_data
+from zkv.data_messages import Probe, Share, Shared, decode_data, encode_data
 from zkv.errors import ProtocolError
 from zkv_net import nearby
 from zkv_net.nearby import LEAST_BYTES, SLOT_BYTES, Nearby, payload_bytes
@@ -52,6 +52,7 @@ class End:
     shared_bytes: int = 2 * SLOT_BYTES
     out: deque[list[bytes]] = field(default_factory=deque)
     got: list[bytes | None] = field(default_factory=list)
+    sent: list[tuple[int, list[bytes]]] = field(default_factory=list)
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class End:
         _, *rest = [Frame(one) for one in frames]
         message = decode_data(rest[0].buffer, payload_bytes(rest))
         payload, came = self.nearby.payload(peer, rest[1:])
-        self.nearby.turn(peer)
+        self.nearby.turn()
         if isinstance(message, Share):
             self.nearby.send(peer, encode_data(self.nearby.offered(peer, message)), None)
         elif isinstance(message, Shared):
@@ -78,8 +79,8 @@ class End:
             self.got.append(None if payload is None else payload.tobytes())
 
 
-PUSH = encode_data(Greet(1, 1))
-"""Any message: `decode_data` is told that it has no payload, and looks at nothing else."""
+PUSH = encode_data(Probe(1, 1))
+"""Any message with a payload."""
 
 
 @given(
@@ -111,7 +112,7 @@ def test_offers_are_repeated_until_both_know_and_nothing_changes_its_place(
             payload, came = other.nearby.payload(1, rest[1:])
             assert came
             other.got.append(payload.tobytes())
-            one.nearby.turn(2)
+            one.nearby.turn()
         assert other.got == [values.tobytes() for values in sent]
     finally:
         one.nearby.close()
@@ -120,6 +121,37 @@ def test_offers_are_repeated_until_both_know_and_nothing_changes_its_place(
 
 def _message(values: Any) -> tuple[bytes, Any]:
     return PUSH, values
+
+
+def test_room_that_one_peer_makes_is_for_whoever_waits() -> None:
+    one, others = End(0), {number: End(number) for number in (1, 2)}
+
+    def deliver(number: int) -> list[bytes | None]:
+        """Let a peer hear all that was sent to it, and return what it got."""
+        for frames in [one.sent.pop(0) for _ in range(len(one.sent))]:
+            if frames[0] == number:
+                others[number].hear(0, frames[1])
+            else:
+                one.sent.append(frames)
+        return others[number].got
+
+    one.nearby._post = lambda peer, frames: one.sent.append(
+        (peer, [bytes(memoryview(frame)) for frame in frames])
+    )
+    for number, other in others.items():
+        one.greet(number)
+        deliver(number)
+        while other.out:
+            one.hear(number, other.out.popleft())
+    values = [np.full(SLOT_BYTES, at, np.uint8) for at in range(4)]
+    for at, number in enumerate((1, 1, 2, 2)):
+        one.nearby.send(number, PUSH, values[at])
+    assert [peer for peer, _ in one.sent] == [1, 1]
+    assert deliver(1) == [values[0].tobytes(), values[1].tobytes()]
+    one.nearby.turn()
+    assert deliver(2) == [values[2].tobytes(), values[3].tobytes()]
+    for end in (one, *others.values()):
+        end.nearby.close()
 
 
 def test_who_is_elsewhere_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,7 +262,7 @@ class Driver:
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
             return
-        self.nearby.turn(server)
+        self.nearby.turn()
         if isinstance(message, Share):
             answer = self.nearby.offered(server, message)
             self._send_data(server, encode_data(answer), None)
@@ -278,7 +278,7 @@ class Driver:
     def _tick(self) -> None:
         if not self._closed:
             self._timer = self._loop.call_later(TICK_S, self._tick)
-            self.nearby.turn_all()
+            self.nearby.turn()
             self.feed(s.Tick(self.nearby.transport))
 
     def close(self) -> None:
