@@ -61,7 +61,8 @@ class _Peer:
 class Nearby:
     """The peers of one process. `post(peer, frames)` puts a message into a peer's socket.
 
-    `shared_bytes`: of this process's memory; 0: none is offered, and none is opened.
+    `shared_bytes`: of this process's memory; 0: none is offered, and none is opened. `why`: as with
+    0, for this reason.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Nearby:
         post: Callable[[int, list[Any]], None],
         clock: Callable[[], float],
         shared_bytes: int = SHARED_BYTES,
+        why: str = "",
     ) -> None:
         self._post, self._clock = post, clock
         self._slots = shared_bytes // SLOT_BYTES
@@ -76,7 +78,7 @@ class Nearby:
         self._peers: dict[int, _Peer] = {}
         self._stalled: set[int] = set()
         """Peers for whom something waits."""
-        self.why = "" if self._slots else "it is switched off"
+        self.why = why or ("" if self._slots else "it is switched off")
         """Why nothing is shared with anybody."""
 
     @property
@@ -133,7 +135,7 @@ class Nearby:
         return Shared(message.server, message.incarnation, message.token, why)
 
     def _open(self, peer: int, message: Share) -> str:
-        if not self._slots:
+        if self.why:
             return self.why
         if not message.machine or message.machine != machine():
             return "it is on another machine"

@@ -77,8 +77,8 @@ class Driver:
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._context: zmq.Context[Any] = zmq.Context(1)
         self._data: dict[int, FdSocket] = {}
-        self.nearby = Nearby(self._post, now, config.shared_bytes if route == "direct" else 0)
-        """Who is on this machine. Through a broker nothing is shared: it passes payloads on."""
+        why = "" if route == "direct" else "they go through the broker"
+        self.nearby = Nearby(self._post, now, config.shared_bytes, why)
         socket = new_socket(self._context, zmq.DEALER, data=False)
         try:
             connect(socket, config.broker)
