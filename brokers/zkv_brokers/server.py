@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -90,6 +90,7 @@ class Server:
         self._recorder: Recorder | None = None
         self._spans = tracing.recorder(config.trace)
         self._sends = None if self._spans is None else tracing.Sends(self._spans)
+        self._turn = 0
         self._nearby = Nearby(self._post, self._now, config.shared_bytes)
 
     @property
@@ -228,6 +229,7 @@ class Server:
 
     def _carry_out(self, actions: list[Action]) -> None:
         assert self._control is not None
+        self._turn += 1
         for action in actions:
             match action:
                 case SendControl(frame):
@@ -235,7 +237,7 @@ class Server:
                 case ToWorker(incarnation, message, payload):
                     if self._sends is not None and isinstance(message, Block):
                         self._sends.block(message, payload)
-                    self._send_data(incarnation, encode_data(message), payload, key_of(message))
+                    self._send_data(incarnation, encode_data(message), payload)
                 case Prepare(plans):
                     # On a machine that never used these codecs, the loop would be silent so long
                     # that the server seems lost.
@@ -251,11 +253,11 @@ class Server:
             plan.warm(self.shard.store.backend)
             aggregates.warm(plan, self.shard.store.backend)
 
-    def _send_data(
-        self, incarnation: int, header: bytes, payload: Any, key: Hashable = None
-    ) -> None:
+    def _send_data(self, incarnation: int, header: bytes, payload: Any) -> None:
         if incarnation in self._routes:
-            self._nearby.send(incarnation, header, payload, key)
+            # What is to be sent in one turn to several workers may be the same values: nothing that
+            # is sent changes before the turn is over, and later it may.
+            self._nearby.send(incarnation, header, payload, self._turn)
 
     def _post(self, incarnation: int, frames: list[Any]) -> None:
         route = self._routes.get(incarnation)
@@ -309,13 +311,6 @@ class Server:
                 socket.close(LINGER_MS)
         self._context.destroy(linger=LINGER_MS)
         self._nearby.close()
-
-
-def key_of(message: Data) -> Hashable:
-    """Return what tells the values of a block from others in the same array (see `Outbox.put`)."""
-    if not isinstance(message, Block):
-        return None
-    return (message.group, message.bid, message.version, message.codec, tuple(message.kids))
 
 
 def sender(message: Data) -> int:

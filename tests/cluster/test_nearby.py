@@ -123,6 +123,23 @@ def _message(values: Any) -> tuple[bytes, Any]:
     return PUSH, values
 
 
+def test_values_that_change_between_two_turns_are_written_again() -> None:
+    """A server updates in place what nobody is sent any more."""
+    one, other = End(1), End(2)
+    one.greet(2)
+    other.hear(1, one.out.popleft())
+    one.hear(2, other.out.popleft())
+    values = np.zeros(LEAST_BYTES, np.uint8)
+    for turn in range(2):
+        values[:] = turn
+        one.nearby.send(2, PUSH, values, turn)
+    while one.out:
+        other.hear(1, one.out.popleft())
+    assert other.got == [bytes(LEAST_BYTES), b"\1" * LEAST_BYTES]
+    one.nearby.close()
+    other.nearby.close()
+
+
 def test_room_that_one_peer_makes_is_for_whoever_waits() -> None:
     one, others = End(0), {number: End(number) for number in (1, 2)}
 

@@ -58,7 +58,8 @@ def test_what_is_taken_is_what_was_put_or_nothing(actions: list[tuple[str, int, 
     outbox = Outbox(SHAPE, TOKEN)
     try:
         readers = [inbox_of(outbox, column) for column in range(3)]
-        told: list[list[tuple[Place, bytes, float]]] = [[], [], []]
+        told: list[list[tuple[Place, bytes]]] = [[], [], []]
+        lost: list[Place] = []
         arrays: dict[tuple[int, int], Any] = {}
         now = 0.0
         for at, (what, column, key, nbytes) in enumerate(actions):
@@ -68,16 +69,16 @@ def test_what_is_taken_is_what_was_put_or_nothing(actions: list[tuple[str, int, 
                 sent = payload(at, nbytes) if given is None else given
                 place = outbox.put(column, sent, (key, nbytes) if key else None, now)
                 if place is not None:
-                    told[column].append((place, sent.tobytes(), now))
+                    told[column].append((place, sent.tobytes()))
                 else:
-                    waiting = [one for some in told for one in some]
-                    assert len({one.slot for one, *_ in waiting}) == SHAPE.slots
+                    waiting = [place for some in told for place, _ in some] + lost
+                    assert len({one.slot for one in waiting}) == SHAPE.slots
             elif told[column] and what == "take":
-                place, sent_bytes, _ = told[column].pop(0)
+                place, sent_bytes = told[column].pop(0)
                 found = readers[column].take(place)
                 assert found is None or found.tobytes() == sent_bytes
             elif told[column]:
-                told[column].pop()
+                lost.append(told[column].pop()[0])
     finally:
         outbox.close()
 
