@@ -82,9 +82,12 @@ def _limited(inner: Any, limit: msgspec.Meta) -> st.SearchStrategy[Any]:
         low, high = limit.ge, limit.le
         assert low is not None
         assert high is not None
-        return st.sampled_from([int(low), int(high), 1]) | st.integers(int(low), int(high))
+        low, high = int(low), int(high)
+        return st.sampled_from([low, high, max(low, 1)]) | st.integers(low, high)
     if inner is float:
         return st.floats(limit.ge, limit.le, allow_nan=False)
+    if inner is bytes:
+        return st.binary(min_size=limit.min_length or 0, max_size=limit.max_length)
     return of_type(inner)
 
 

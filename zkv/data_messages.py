@@ -166,7 +166,34 @@ class Probed(Frozen, frozen=True, tag=10):
     number: UInt
 
 
-Data = Greet | Push | Done | Got | Ask | Block | Ack | Fenced | Probe | Probed
+class Share(Frozen, frozen=True, tag=11):
+    """Either way: memory that payloads to you are written to, if you are on my machine."""
+
+    server: UInt
+    incarnation: UInt
+    machine: Name
+    """Alike for processes that see each other on loopback."""
+    pid: UInt
+    fd: UInt
+    """The memory is that process's open file of this number."""
+    slots: Annotated[int, Meta(ge=1, le=4096)]
+    slot_bytes: Annotated[int, Meta(ge=4096, le=PAYLOAD_BYTES_MAX)]
+    column: Annotated[int, Meta(ge=0, le=63)]
+    """The reader's own, in which it says what it has taken."""
+    token: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """What the memory begins with."""
+
+
+class Shared(Frozen, frozen=True, tag=12):
+    """Either way: the memory with this token can be read here, or why not."""
+
+    server: UInt
+    incarnation: UInt
+    token: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    why: Text
+
+
+Data = Greet | Push | Done | Got | Ask | Block | Ack | Fenced | Probe | Probed | Share | Shared
 
 
 class _Envelope(Frozen, frozen=True):

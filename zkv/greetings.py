@@ -66,12 +66,14 @@ class Beat(Frozen, frozen=True, tag=34):
     """Anybody to anybody: I am alive, and my clock says `at`, in seconds.
 
     The broker answers one that asks for that at once, with the `at` of it as `echo`: the round trip
-    tells how far apart the clocks are (`zkv.alignment`).
+    tells how far apart the clocks are (`zkv.alignment`). `transport`: of a worker, how payloads go
+    between it and its servers, for `status`.
     """
 
     at: float
     echo: float | None = None
     ask: bool = False
+    transport: Text = ""
 
 
 class Waiting(Frozen, frozen=True, tag=35):

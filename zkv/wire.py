@@ -3,7 +3,8 @@
 Two kinds of traffic, on separate sockets, so that control never queues behind megabytes::
 
     control   [route..., packet]                 one msgpack frame: a `Packet` of control messages
-    data      [route..., "", header, payload?]   one msgpack frame, then at most one raw frame
+    data      [route..., "", header, payload?, place?]   one msgpack frame, then at most one raw
+              frame, which is empty where the payload lies in memory (`zkv_net.segment`)
 
 Route frames are written and read by ROUTER sockets only. A payload is never packed into msgpack:
 it travels beside its header without a copy, and the header says what it is. All structs are
@@ -29,6 +30,9 @@ CONTROL_BYTES_MAX = 16 * 1024 * 1024
 HEADER_BYTES_MAX = 256 * 1024
 """A data header lists at most the keys of one block, 5 bytes each, and a few numbers."""
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
+SHARED_BYTES = 16 * 1024 * 1024
+"""What a process offers to peers of its machine to read payloads from (`zkv_net.nearby`): enough
+for what is in flight, and so little that caches hold what was just written until it is read."""
 KEY_BYTES_MAX = 255
 NAME_BYTES_MAX = 255
 DIMENSIONS_MAX = 32
@@ -141,14 +145,16 @@ def split_route(frames: list[Any]) -> tuple[list[Any], list[Any]]:
     """Split received data frames at the empty delimiter into (route, header and payload).
 
     Raises:
-        ProtocolError: no delimiter among the first three frames, or not one or two frames after it.
+        ProtocolError: no delimiter among the first three frames, or not one to three frames after
+            it (see `zkv_net.nearby` for three).
     """
     for at, frame in enumerate(frames[:3]):
         if len(frame) == 0:
             rest = frames[at + 1 :]
-            if not 1 <= len(rest) <= 2:
+            if not 1 <= len(rest) <= 3:
                 raise ProtocolError(
-                    f"a data message has a header and at most one payload, not {len(rest)} frames"
+                    "a data message has a header, at most one payload, and at most one place of it "
+                    f"in memory, not {len(rest)} frames"
                 )
             return frames[:at], rest
     raise ProtocolError(f"no empty delimiter among the first frames of {len(frames)}")

@@ -83,6 +83,11 @@ class Hub:
             link.send(message)
             self._busy.add(peer)
 
+    def echo(self, peer: int, beat: c.Beat) -> None:
+        """Answer a beat that asks for it."""
+        if beat.ask:
+            self.send(peer, c.Beat(self.now, echo=beat.at))
+
     def note(self, level: str, text: str) -> None:
         """Tell the operator."""
         self._out.append(Note(level, text))

@@ -29,6 +29,8 @@ class Worker:
     leaving: bool = False
     spent: Spent | None = None
     """Where its time has gone, as it told last."""
+    transport: str = ""
+    """How payloads go between it and its servers, as it told last."""
 
     def __str__(self) -> str:
         return (
@@ -163,6 +165,12 @@ class Members:
         self.servers[index] = server
         self.by_peer[peer] = server
         return server
+
+    def beaten(self, peer: int, beat: c.Beat) -> None:
+        """Note what a member says of itself with each beat."""
+        who = self.by_peer.get(peer)
+        if isinstance(who, Worker):
+            who.transport = beat.transport
 
     def remove(self, worker: Worker) -> None:
         """Forget a worker that has left or was lost."""

@@ -291,6 +291,7 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "contributions": model.tally(worker.number).plain() if model is not None else {},
             "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
             "time": worker.spent.to_plain() if worker.spent is not None else None,
+            "transport": worker.transport,
             "waiting": _waiting(router, worker),
         }
         for worker in router.members.workers.values()

@@ -144,9 +144,9 @@ class Router:
                 self.door.knock(peer, message, out)
             case c.ServerHello():
                 self._hello_server(peer, message, out)
-            case c.Beat(at=at, ask=ask):
-                if ask:
-                    self.hub.send(peer, c.Beat(self.hub.now, echo=at))
+            case c.Beat():
+                self.hub.echo(peer, message)
+                self.members.beaten(peer, message)
             case _ if self.hub.is_closing(peer):
                 # It was let go, and had sent this before it knew.
                 pass

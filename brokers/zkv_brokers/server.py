@@ -16,12 +16,22 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import numpy as np
 import zmq
 
-from zkv.data_messages import Block, Data, Done, Got, Greet, Push, decode_data, encode_data
+from zkv.data_messages import (
+    Block,
+    Data,
+    Done,
+    Got,
+    Greet,
+    Push,
+    Share,
+    Shared,
+    decode_data,
+    encode_data,
+)
 from zkv.errors import ProtocolError
-from zkv.wire import split_route
+from zkv.wire import SHARED_BYTES, split_route
 from zkv_brokers import aggregates
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.node import Action, Failed, Node, NodeConfig, Note, SendControl
@@ -30,6 +40,7 @@ from zkv_brokers.shard import Prepare, Shard
 from zkv_codecs.plan import Plan
 from zkv_net import loop as net
 from zkv_net import tracing
+from zkv_net.nearby import Nearby, payload_bytes
 from zkv_net.sockets import FdSocket, bind, connect, new_socket
 
 log = logging.getLogger("zkv.server")
@@ -54,6 +65,8 @@ class ServerConfig:
     broker_lost_s: float = 10.0
     insecure: bool = False
     io_threads: int = 1
+    shared_bytes: int = SHARED_BYTES
+    """Memory for payloads to workers of the same machine; 0: they go through sockets too."""
     record: Path | None = None
     """Where to write down all that is heard, for a replay."""
     trace: str = ""
@@ -77,6 +90,8 @@ class Server:
         self._recorder: Recorder | None = None
         self._spans = tracing.recorder(config.trace)
         self._sends = None if self._spans is None else tracing.Sends(self._spans)
+        self._turn = 0
+        self._nearby = Nearby(self._post, self._now, config.shared_bytes)
 
     @property
     def shard(self) -> Shard:
@@ -166,10 +181,14 @@ class Server:
             return
         try:
             route, rest = split_route(frames)
-            payload = None if len(rest) == 1 else np.frombuffer(rest[1].buffer, dtype=np.uint8)
-            message = decode_data(rest[0].buffer, None if payload is None else payload.nbytes)
+            message = decode_data(rest[0].buffer, payload_bytes(rest))
             if not self._is_known(message, [frame.bytes for frame in route]):
                 log.warning("dropped a %s that came over another route", type(message).__name__)
+                return
+            peer = sender(message)
+            payload, came = self._nearby.payload(peer, rest[1:])
+            self._nearby.turn()
+            if not came or self._shares(peer, message):
                 return
             if self._sends is not None and isinstance(message, Got):
                 self._sends.got(message)
@@ -180,6 +199,22 @@ class Server:
             self._carry_out(self.node.worker_says(message, payload, now))
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
+
+    def _shares(self, peer: int, message: Data) -> bool:
+        """Offer memory to whoever greets; return whether this is all that the message is about."""
+        if isinstance(message, Share):
+            self._say(peer, self._nearby.offered(peer, message))
+        elif isinstance(message, Shared):
+            self._nearby.answered(peer, message)
+        elif isinstance(message, Greet) and self.node is not None and self.node.welcome is not None:
+            server = self.node.welcome.index
+            offer = self._nearby.offer(peer, server=server, incarnation=message.incarnation)
+            if offer is not None:
+                self._say(peer, offer)
+        return isinstance(message, Share | Shared)
+
+    def _say(self, incarnation: int, message: Data) -> None:
+        self._send_data(incarnation, encode_data(message), None)
 
     def _is_known(self, message: Data, route: list[bytes]) -> bool:
         """Whether the message came over the route on which its worker has greeted."""
@@ -194,6 +229,7 @@ class Server:
 
     def _carry_out(self, actions: list[Action]) -> None:
         assert self._control is not None
+        self._turn += 1
         for action in actions:
             match action:
                 case SendControl(frame):
@@ -218,13 +254,15 @@ class Server:
             aggregates.warm(plan, self.shard.store.backend)
 
     def _send_data(self, incarnation: int, header: bytes, payload: Any) -> None:
+        if incarnation in self._routes:
+            # What is to be sent in one turn to several workers may be the same values: nothing that
+            # is sent changes before the turn is over, and later it may.
+            self._nearby.send(incarnation, header, payload, self._turn)
+
+    def _post(self, incarnation: int, frames: list[Any]) -> None:
         route = self._routes.get(incarnation)
-        if route is None or self._data is None:
-            return
-        frames: list[Any] = [*route, b"", header]
-        if payload is not None:
-            frames.append(payload.view(np.uint8))
-        self._data.send(frames)
+        if route is not None and self._data is not None:
+            self._data.send([*route, *frames])
 
     def _write_spans(self) -> None:
         if self._spans is None or self.node is None:
@@ -247,7 +285,10 @@ class Server:
             self._tick()
             members = self.node.shard.members
             if members:
-                self._routes = {who: route for who, route in self._routes.items() if who in members}
+                for who in self._routes.keys() - set(members):
+                    del self._routes[who]
+                    self._nearby.gone(who)
+            self._nearby.turn()
             await asyncio.wait({self._stopped}, timeout=TICK_S)
         await self._stopped
 
@@ -269,6 +310,7 @@ class Server:
             if socket is not None:
                 socket.close(LINGER_MS)
         self._context.destroy(linger=LINGER_MS)
+        self._nearby.close()
 
 
 def sender(message: Data) -> int:

@@ -103,7 +103,7 @@ def broker(flags: o.Flags, config: o.Config = None) -> None:
 @o.sets(
     join=(o.JOIN,),
     server=(
-        *(o.SERVER_BIND, o.ADVERTISE, o.NAME, o.BUDGET, o.CONNECT_TIMEOUT, o.BROKER_LOST),
+        *(o.SERVER_BIND, o.ADVERTISE, o.NAME, o.BUDGET, o.SHARED, o.CONNECT_TIMEOUT, o.BROKER_LOST),
         *(o.RECORD, o.INSECURE, o.LOOP),
     ),
     log=o.LOG,
@@ -124,7 +124,7 @@ def server(flags: o.Flags, config: o.Config = None) -> None:
         *(o.SERVERS, *o.TRAINING, o.RECORD, o.WORKERS, o.BROKER_BIND, o.ADVERTISE),
         *(o.INSECURE, *o.LOST, o.LOOP),
     ),
-    server=(o.BUDGET, o.LOOP),
+    server=(o.BUDGET, o.SHARED, o.LOOP),
     log=o.LOG,
 )
 def up(flags: o.Flags, config: o.Config = None) -> None:

@@ -222,6 +222,12 @@ CONNECT_TIMEOUT = Setting(
 BUDGET = Setting(
     "budget", str, ("--budget",), "Room for contributions that wait, such as 2GiB; 0: no limit."
 )
+SHARED = Setting(
+    "shared",
+    str,
+    ("--shared",),
+    "Memory for payloads to workers of this machine (default: 16MiB; 0: sockets only).",
+)
 LOOP = Setting("loop", str, ("--loop",), "Event loop: auto, asyncio or uvloop (default: auto).")
 
 RUN = (

@@ -75,6 +75,7 @@ def server_config(section: ServerSection, broker: str) -> ServerConfig:
         record=recording(section.record, "server"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         budget_bytes=section.budget,
+        shared_bytes=section.shared,
         connect_timeout_s=section.connect_timeout_s,
         broker_lost_s=section.broker_lost_s,
         insecure=section.insecure,

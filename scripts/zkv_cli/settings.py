@@ -38,7 +38,7 @@ from zkv.placements import placement
 from zkv.policy import policy
 from zkv.sizes import size as size
 from zkv.staleness import staleness
-from zkv.wire import PAYLOAD_BYTES_MAX
+from zkv.wire import PAYLOAD_BYTES_MAX, SHARED_BYTES
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 from zkv_net.sockets import split_address
@@ -166,12 +166,14 @@ class BrokerSection(Section):
 
 
 class ServerSection(Section):
-    """`[server]`: one server. `budget` is for contributions that wait; 0: no limit."""
+    """`[server]`: one server. `budget` is for contributions that wait; 0: no limit. `shared` is
+    memory through which payloads go to workers of its machine; 0: through sockets."""
 
     bind: Address = "tcp://127.0.0.1:0"
     advertise: str | None = None
     name: Annotated[str, Field(max_length=200)] = ""
     budget: Annotated[int, BeforeValidator(size)] = 0
+    shared: Annotated[int, BeforeValidator(size)] = SHARED_BYTES
     connect_timeout_s: Seconds = 60.0
     broker_lost_s: Seconds = 10.0
     record: str = ""

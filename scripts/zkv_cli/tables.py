@@ -9,7 +9,7 @@ from zkv_cli import time_report
 from zkv_cli.report import bytes_text
 
 SERVER_COLUMNS = ("server", "address", "host", "pid", "holds", "blocks", "load", "heard")
-WORKER_COLUMNS = ("worker", "name", "host", "pid", "clock", "heard", "waits for")
+WORKER_COLUMNS = ("worker", "name", "host", "pid", "clock", "heard", "payloads", "waits for")
 CODEC_COLUMNS = ("key", "codec", "before", "after", "encoding", "decoding", "kept back", "why")
 KEYS_SHOWN = 20
 SAMPLE_COLUMNS = ("worker", "counted", "part", "skipped", "returned")
@@ -83,6 +83,7 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[str, ...]:
         str(worker["pid"]),
         str(worker["clock"]),
         f"{worker['last_heard_s']:.1f} s ago",
+        worker["transport"] or "-",
         worker["waiting"]["text"] if worker["waiting"] else "-",
     )
 

@@ -390,12 +390,16 @@ def test_any_frames_have_a_route_or_are_a_protocol_error(frames: list[bytes]) ->
 
 @pytest.mark.parametrize(
     "frames",
-    [[], [b""], [b"a"], [b"a", b"b", b"c", b"", b"h"], [b"a", b"", b"h", b"p", b"more"]],
+    [[], [b""], [b"a"], [b"a", b"b", b"c", b"", b"h"], [b"a", b"", b"h", b"", b"at", b"more"]],
     ids=str,
 )
 def test_frames_without_a_place_for_a_header_are_refused(frames: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
         split_route(frames)
+
+
+def test_a_place_in_memory_may_stand_behind_an_empty_payload() -> None:
+    assert split_route([b"a", b"", b"h", b"", b"at"]) == ([b"a"], [b"h", b"", b"at"])
 
 
 @given(message=data_messages, size=st.integers(0, 100))
@@ -493,6 +497,8 @@ GOLDEN_DATA: list[d.Data] = [
     d.Fenced(0, 1048577, "no member"),
     d.Probe(1048577, 3),
     d.Probed(0, 1048577, 3),
+    d.Share(0, 1048577, "net:[4026531840]", 4711, 9, 16, 2**20, 3, b"0123456789abcdef"),
+    d.Shared(0, 1048577, b"0123456789abcdef", "it is on another machine"),
 ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from zkv.errors import ConfigError
+from zkv.wire import SHARED_BYTES
 
 ROUTES = ("direct", "broker")
 """How data travels: from worker to server, or through the broker's data port."""
@@ -35,6 +36,8 @@ class SessionConfig:
     trace: str = ""
     """The folder that its spans are left in at the end; "": nowhere."""
     window_bytes: int = 64 * 1024 * 1024
+    shared_bytes: int = SHARED_BYTES
+    """Memory for payloads to servers of the same machine; 0: they go through sockets too."""
     prefetch: int = 0
     """1: a batch computes on the values that were granted to the one before it."""
     measures: bool = False
@@ -50,7 +53,12 @@ class SessionConfig:
         """
         if not isinstance(self.name, str):
             raise ConfigError(f"name={self.name!r} is no str")
-        for setting, least in (("rank", -1), ("world", 0), ("window_bytes", 1)):
+        for setting, least in (
+            ("rank", -1),
+            ("world", 0),
+            ("window_bytes", 1),
+            ("shared_bytes", 0),
+        ):
             number = getattr(self, setting)
             if type(number) is not int or number < least:
                 raise ConfigError(f"{setting}={number!r} is no int of at least {max(0, least)}")

@@ -13,15 +13,27 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import zmq
 
-from zkv.data_messages import Ack, Push, decode_data, encode_data
+from zkv.data_messages import (
+    Ack,
+    Block,
+    Data,
+    Fenced,
+    Greet,
+    Probed,
+    Push,
+    Share,
+    Shared,
+    decode_data,
+    encode_data,
+)
 from zkv.errors import Closed, ConfigError, ProtocolError
 from zkv.spans import Spans
 from zkv.wire import split_route
 from zkv_net import loop as net
 from zkv_net import tracing
+from zkv_net.nearby import Nearby, payload_bytes
 from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_address
 from zkv_workers import signals as s
 from zkv_workers.choosing import Traffic
@@ -65,6 +77,8 @@ class Driver:
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._context: zmq.Context[Any] = zmq.Context(1)
         self._data: dict[int, FdSocket] = {}
+        why = "" if route == "direct" else "they go through the broker"
+        self.nearby = Nearby(self._post, now, config.shared_bytes, why)
         socket = new_socket(self._context, zmq.DEALER, data=False)
         try:
             connect(socket, config.broker)
@@ -169,6 +183,8 @@ class Driver:
                     if self._sends is not None and isinstance(message, Push):
                         self._sends.push(server, message, payload)
                     self._send_data(server, encode_data(message), payload)
+                    if isinstance(message, Greet):
+                        self._offer(server, message)
                 case s.Connect(servers, broker_data):
                     self._connect(dict(servers), broker_data)
                 case s.Answer(token, value):
@@ -193,6 +209,8 @@ class Driver:
     def _connect(self, servers: dict[int, str], broker_data: str) -> None:
         for socket in set(self._data.values()):
             socket.close()
+        for server in self._data:
+            self.nearby.gone(server)
         if self._route == "broker":
             socket = self._dial(broker_data)
             self._data = dict.fromkeys(servers, socket)
@@ -217,15 +235,20 @@ class Driver:
         return FdSocket(socket, self._from_server, turn_over=self.flush)
 
     def _send_data(self, server: int, header: bytes, payload: Any) -> None:
+        if server in self._data:
+            self.nearby.send(server, header, payload)
+
+    def _post(self, server: int, frames: list[Any]) -> None:
         socket = self._data.get(server)
-        if socket is None:
-            return
-        frames: list[Any] = (
-            [b"", header] if self._route == "direct" else [server.to_bytes(2, "big"), b"", header]
-        )
-        if payload is not None:
-            frames.append(payload.view(np.uint8))
-        socket.send(frames)
+        if socket is not None:
+            route = [] if self._route == "direct" else [server.to_bytes(2, "big")]
+            socket.send([*route, *frames])
+
+    def _offer(self, server: int, greet: Greet) -> None:
+        """Offer memory to a server that may be on this machine; it offers its own when greeted."""
+        offer = self.nearby.offer(server, server=server, incarnation=greet.incarnation)
+        if offer is not None:
+            self._send_data(server, encode_data(offer), None)
 
     def _from_broker(self, frames: list[zmq.Frame]) -> None:
         self.feed(s.FromBroker(frames[-1].bytes))
@@ -233,20 +256,30 @@ class Driver:
     def _from_server(self, frames: list[zmq.Frame]) -> None:
         try:
             _, rest = split_route(frames)
-            payload = None if len(rest) == 1 else np.frombuffer(rest[1].buffer, dtype=np.uint8)
-            message = decode_data(rest[0].buffer, None if payload is None else payload.nbytes)
+            message = decode_data(rest[0].buffer, payload_bytes(rest))
+            server = server_of(message)
+            payload, came = self.nearby.payload(server, rest[1:])
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
             return
+        self.nearby.turn()
+        if isinstance(message, Share):
+            answer = self.nearby.offered(server, message)
+            self._send_data(server, encode_data(answer), None)
+            return
+        if isinstance(message, Shared):
+            self.nearby.answered(server, message)
+            return
         if self._sends is not None and isinstance(message, Ack):
             self._sends.acknowledged(message)
-        if not self._closed:
+        if came and not self._closed:
             self.session.take(s.FromServer(message, payload), now())
 
     def _tick(self) -> None:
         if not self._closed:
             self._timer = self._loop.call_later(TICK_S, self._tick)
-            self.feed(s.Tick())
+            self.nearby.turn()
+            self.feed(s.Tick(self.nearby.transport))
 
     def close(self) -> None:
         """Close all sockets in bounded time and fail what still waits."""
@@ -258,8 +291,20 @@ class Driver:
         for socket in set(self._data.values()):
             socket.close(LINGER_MS)
         self._context.destroy(linger=LINGER_MS)
+        self.nearby.close()
         for future in list(self._futures.values()):
             if not future.done():
                 future.set_exception(Closed("the worker was closed"))
                 future.exception()
         self._futures.clear()
+
+
+def server_of(message: Data) -> int:
+    """Return the server that a data message is from.
+
+    Raises:
+        ProtocolError: no server says this.
+    """
+    if isinstance(message, Ack | Block | Fenced | Probed | Share | Shared):
+        return message.server
+    raise ProtocolError(f"a {type(message).__name__} from a server")

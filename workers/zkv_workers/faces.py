@@ -188,8 +188,9 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
     """Return a worker's figures as plain data: counts, seconds, bytes.
 
     `communication_s` is from each grant until the model's last block was here: a part of `wait_s`
-    where nothing else was done meanwhile. `time` is a `zkv.time_split.Spent`, and `time_by_batch`
-    has the latest batches, a list of seconds for each of its `parts`.
+    where nothing else was done meanwhile. `transport` is how payloads go to and from servers, as
+    in `zkv status`. `time` is a `zkv.time_split.Spent`, and `time_by_batch` has the latest batches,
+    a list of seconds for each of its `parts`.
     """
     session = driver.session
     counts = session.made.counts
@@ -206,6 +207,7 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
         "compute_s": round(ledger.compute_s, 6),
         "useful_s": round(ledger.useful_s, 6),
         "cancelled_s": round(ledger.cancelled_s, 6),
+        "transport": driver.nearby.transport,
         "bytes_up": session.uploads.bytes_sent,
         "bytes_down": session.downloads.bytes_received,
         "bytes_unacknowledged": session.uploads.unacknowledged(),

@@ -265,6 +265,9 @@ class ConnectOptions(TypedDict, total=False):
     """How long the broker may be silent before it is taken for lost."""
     window_bytes: int
     """Bytes that may be unacknowledged at each server."""
+    shared_bytes: int
+    """Memory through which payloads go to servers of the same machine and user, by default 16 MiB;
+    0: through sockets."""
     prefetch: int | None
     """1: a batch begins as soon as it is granted, on the values that the one before it was granted;
     its own travel meanwhile, and serve the next one. So each gradient is older by one of this
@@ -272,7 +275,7 @@ class ConnectOptions(TypedDict, total=False):
     ZKV_PREFETCH, else 0."""
 
 
-TUNING = ("narrate_every_s", "broker_lost_s", "window_bytes")
+TUNING = ("narrate_every_s", "broker_lost_s", "window_bytes", "shared_bytes")
 
 
 def session_config(

@@ -110,8 +110,8 @@ class Session:
 
     def _take(self, event: s.Input) -> None:
         match event:
-            case s.Tick():
-                self._tick()
+            case s.Tick(transport):
+                self._tick(transport)
             case s.FromBroker(frame):
                 self._from_broker(frame)
             case s.FromServer(message, payload):
@@ -380,11 +380,11 @@ class Session:
 
     # --- time --------------------------------------------------------------------------------
 
-    def _tick(self) -> None:
+    def _tick(self, transport: str) -> None:
         if self.now >= self._next_beat:
             self._next_beat = self.now + self.config.beat_s
             if self._link.peer:
-                self._link.send(c.Beat(self.now, ask=bool(self.config.trace)))
+                self._link.send(c.Beat(self.now, None, bool(self.config.trace), transport))
             self._greet()
         if self.member is not None:
             self._out += self.downloads.overdue(self.member.incarnation, self.now)

@@ -219,7 +219,9 @@ class FromServer:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. `transport`: how payloads go now (see `zkv_net.nearby`)."""
+
+    transport: str = ""
 
 
 Input = (
