@@ -17,18 +17,21 @@ SEARCH_LOOKS_MAX = 50_000
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A block to be placed: a slice of `key` from element `start` on, or a bucket of it and `more`
-    other keys."""
+    other keys. `whole` is the bytes of the key of a slice, for messages."""
 
     key: str | int
     nbytes: float
     load: float
     start: int = 0
     more: int = 0
+    whole: float = 0
 
     def __str__(self) -> str:
         others = f" and {self.more} more in its block" if self.more else ""
-        what = f", from element {self.start} on" if self.start else ""
-        return f"key {self.key!r}{others} ({self.nbytes:,.15g} bytes{what})"
+        size = f"{self.nbytes:,.15g} bytes"
+        if self.whole > self.nbytes:
+            size = f"a block with {self.nbytes:,.15g} of its {self.whole:,.15g} bytes"
+        return f"key {self.key!r}{others} ({size})"
 
 
 @dataclass(slots=True)

@@ -99,10 +99,11 @@ def plan(
 
 def _sizes(entries: Sequence[KeyEntry]) -> list[tuple[int, str | int, int]]:
     """Return (number, key, bytes) of each key."""
-    return [
-        (entry.kid, entry.spec.key, size_of(entry.spec) * DTYPES[entry.spec.dtype].itemsize)
-        for entry in entries
-    ]
+    return [(entry.kid, entry.spec.key, _bytes(entry.spec)) for entry in entries]
+
+
+def _bytes(spec: KeySpec) -> int:
+    return size_of(spec) * DTYPES[spec.dtype].itemsize
 
 
 def _to_place(
@@ -111,26 +112,29 @@ def _to_place(
     loads: Mapping[int, float],
 ) -> list[Piece]:
     """Return what is to be known of blocks, from (bytes, segments) of each."""
-    specs = {entry.kid: entry.spec for entry in entries}
+    keys = {entry.kid: (entry.spec.key, _bytes(entry.spec)) for entry in entries}
+    sizes = {entry.kid: size_of(entry.spec) for entry in entries}
     return [
         Piece(
-            specs[segments[0].kid].key,
+            keys[segments[0].kid][0],
             nbytes,
-            segments_load(segments, loads, specs),
+            segments_load(segments, loads, sizes),
             segments[0].start,
             len(segments) - 1,
+            0 if len(segments) > 1 else keys[segments[0].kid][1],
         )
         for nbytes, segments in cut
     ]
 
 
 def segments_load(
-    segments: Sequence[Segment], loads: Mapping[int, float], specs: Mapping[int, KeySpec]
+    segments: Sequence[Segment], loads: Mapping[int, float], sizes: Mapping[int, int]
 ) -> float:
-    """Return the load of a block, from that of each key by its number: a slice has its part."""
+    """Return the load of a block, from the load and the elements of each key by its number: a
+    slice has its part."""
     total = 0.0
     for one in segments:
-        size = size_of(specs[one.kid])
+        size = sizes[one.kid]
         part = one.stop - one.start
         # By element first, so that a load of so many bytes is exactly the bytes of each slice.
         total += loads[one.kid] if part == size else loads[one.kid] / size * part

@@ -257,13 +257,13 @@ class Catalog:
             layouts.append(Layout())
             layouts[-1].add(one.entries, one.blocks)
         for layout in layouts:
-            specs = {kid: entry.spec for kid, entry in layout.entries.items()}
+            sizes = {kid: size_of(entry.spec) for kid, entry in layout.entries.items()}
             for block in layout.blocks.values():
                 share, nbytes = shares[block.server], layout.block_bytes(block)
                 share.blocks += 1
                 share.nbytes += nbytes
                 share.load += (
-                    nbytes if loads is None else segments_load(block.segments, loads, specs)
+                    nbytes if loads is None else segments_load(block.segments, loads, sizes)
                 )
         return shares
 

@@ -35,9 +35,10 @@ class Placed:
         self._placement, self._layout, self._servers = placement, layout, servers
         self._blocks = list(layout.blocks.values())
         self._specs = {kid: entry.spec for kid, entry in layout.entries.items()}
+        self._sizes = {kid: size_of(spec) for kid, spec in self._specs.items()}
         parts = key_parts(books)
         self._loads = {
-            kid: size_of(spec) * DTYPES[spec.dtype].itemsize * parts.get(spec.key, 1.0)
+            kid: self._sizes[kid] * DTYPES[spec.dtype].itemsize * parts.get(spec.key, 1.0)
             for kid, spec in self._specs.items()
         }
         self._shares = empty(servers)
@@ -48,7 +49,7 @@ class Placed:
             share.load += self._load(block)
 
     def _load(self, block: BlockSpec) -> float:
-        return segments_load(block.segments, self._loads, self._specs)
+        return segments_load(block.segments, self._loads, self._sizes)
 
     def of_server(self, index: int) -> dict[str, Any]:
         """Return what one server holds: bytes, blocks, and its load in bytes."""

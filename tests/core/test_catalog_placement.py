@@ -103,7 +103,7 @@ def test_who_would_take_over_is_told_if_its_blocks_have_no_room() -> None:
     assert shelf.catalog.lost(11, 3, SGD, shelf.out) == []
     ((whom, told),) = shelf.out.messages
     assert (whom, told.token, told.code) == (22, 6, "ConfigError")
-    assert "key 'w' (1,048,576 bytes) is larger" in told.reason
+    assert "key 'w' (a block with 1,048,576 of its 1,228,800 bytes) is larger" in told.reason
     assert isinstance(shelf.offer(large, worker=22, rate=50e6), Pending)
 
 
