@@ -35,10 +35,11 @@ def recorded_blocks(
     path: Path, wanted: Placement | None = None, servers: int | None = None
 ) -> dict[str, Any]:
     """Return the figures of a broker's recording, "before", and those of its model under another
-    placement, "after", with the keys that have "moved": bytes, from where to where, and why.
+    placement, "after", with the keys that have "moved": bytes, from where to where, and why. "text"
+    is that placement as a broker reads it.
 
     `path` is a recording, or a folder with one of a broker. `servers`: as many as the run had.
-    By load without loads, those that the run has told are taken.
+    By load without loads, those that the run has told are taken, and are in the text.
 
     Raises:
         ProtocolError: no recording of a broker of this version, a damaged one, or one without a
@@ -57,6 +58,7 @@ def recorded_blocks(
     found: dict[str, Any] = {
         "before": _figures(router.catalog.placement, model, count, books),
         "after": None,
+        "text": None,
         "moved": [],
     }
     if wanted is None and servers in (None, count):
@@ -64,7 +66,9 @@ def recorded_blocks(
     asked = wanted or router.catalog.placement
     count = servers or count
     names = router.members.names()
-    placed = _placed(router, model, _with_loads(asked, model, books), count, names)
+    loaded = _with_loads(asked, model, books)
+    found["text"] = loaded.text
+    placed = _placed(router, model, loaded, count, names)
     found["after"] = _figures(asked, placed, count, books)
     wishes = Wishes(asked, count, (entry.spec.key for entry in model.entries.values()), names)
     found["moved"] = _moved(model, placed, wishes)

@@ -105,6 +105,7 @@ async def test_a_recorded_model_is_placed_anew(tmp_path: Path) -> None:
     plain = recorded_blocks(tmp_path)
     assert plain["after"] is None
     assert plain["moved"] == []
+    assert plain["text"] is None
     before = plain["before"]
     assert before["placement"] == "by_size"
     assert sum(server["value_bytes"] for server in before["servers"]) == 4 * sum(SIZES.values())
@@ -120,6 +121,10 @@ async def test_a_recorded_model_is_placed_anew(tmp_path: Path) -> None:
 
     told = recorded_blocks(file, placement("by_load;pin:embed.b=2;together=head.*"), 4)
     assert len(told["after"]["servers"]) == 4
+    assert told["text"].startswith("by_load:")
+    assert ",embed.w=2400000" in told["text"].replace(":", ",")
+    again = recorded_blocks(file, placement(told["text"]), 4)
+    assert again["after"]["servers"] == told["after"]["servers"]
     assert told["after"]["fan_out"]["together"] == {"head.*": 1}
     for row in told["moved"]:
         assert 0 < row["bytes"] <= 4 * SIZES[row["key"]]
