@@ -90,6 +90,20 @@ async def test_a_model_without_room_is_refused_to_the_worker_and_a_smaller_one_i
         assert (await worker.pull("w")).shape == (200_000,)
 
 
+async def test_a_pin_may_name_a_server_by_the_name_that_it_was_started_with() -> None:
+    named: dict[str, Any] = {"server_options": {"name": "box"}}
+    params = {"w": np.zeros(600_000, np.float32)}
+    text = "by_size;pin:w=box;pin:v=no-such"
+    async with cluster(2, placement=text, **named) as made, made.worker(0) as worker:
+        with pytest.raises(ConfigError, match=r"pin:v=no-such .* are 0 to 1 \(box, box\)"):
+            await worker.init(params)
+    text = "by_size;pin:w=box"
+    async with cluster(2, placement=text, **named) as made, made.worker(0) as worker:
+        await worker.init(params)
+        told: dict[str, Any] = await worker.status()
+    assert [server["value_bytes"] for server in told["servers"]] == [2_400_000, 0]
+
+
 async def test_a_broker_does_not_start_with_a_placement_that_none_can_meet() -> None:
     for text, error in (("by_size;pin:w=2", ConfigError), ("by_name", ValueError)):
         config = BrokerConfig(policy("bsp"), bind="tcp://127.0.0.1:0", servers=2, placement=text)
