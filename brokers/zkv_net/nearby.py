@@ -23,6 +23,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.wire import SHARED_BYTES
 from zkv_net.segment import COLUMNS, TOKEN_BYTES, Inbox, NotHere, Outbox, Place, Shape
+from zkv_net.spares import Spares
 
 log = logging.getLogger("zkv.net")
 SLOT_BYTES = 1024 * 1024
@@ -75,6 +76,7 @@ class Nearby:
         self._post, self._clock = post, clock
         self._slots = shared_bytes // SLOT_BYTES
         self._outbox: Outbox | None = None
+        self._spares = Spares()
         self._peers: dict[int, _Peer] = {}
         self._stalled: set[int] = set()
         """Peers for whom something waits."""
@@ -144,7 +146,9 @@ class Nearby:
             return f"{COLUMNS} peers share memory already"
         shape = Shape(message.slots, message.slot_bytes)
         try:
-            known.inbox = Inbox(message.pid, message.fd, shape, message.token, message.column)
+            known.inbox = Inbox(
+                message.pid, message.fd, shape, message.token, message.column, self._spares
+            )
         except NotHere as error:
             return str(error)
         return ""
@@ -224,6 +228,7 @@ class Nearby:
         """Give the memory back."""
         self._peers.clear()
         self._stalled.clear()
+        self._spares.clear()
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None

@@ -29,6 +29,7 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
+from zkv_net.spares import Spares
 
 COLUMNS = 64
 """Readers of one outbox; who comes later gets its payloads through its socket."""
@@ -199,14 +200,23 @@ class Outbox:
 
 
 class Inbox:
-    """A peer's outbox, opened here to read from one of its columns.
+    """A peer's outbox, opened here to read from one of its columns, into `spares`.
 
     Raises:
         NotHere: there is no such memory here, it is another user's, or not what was told.
     """
 
-    def __init__(self, pid: int, fd: int, shape: Shape, token: bytes, column: int) -> None:
+    def __init__(
+        self,
+        pid: int,
+        fd: int,
+        shape: Shape,
+        token: bytes,
+        column: int,
+        spares: Spares | None = None,
+    ) -> None:
         self.column = column
+        self._spares = Spares(0) if spares is None else spares
         opened = _opened(pid, fd, shape)
         try:
             self._mapped = _Mapped(opened, shape)
@@ -228,7 +238,7 @@ class Inbox:
             raise ProtocolError(f"{place} is outside of the shared memory that was told")
         if mapped.numbers[place.slot] != place.number:
             return None
-        payload: Array = mapped.payloads[place.slot, : place.nbytes].copy()
+        payload = self._spares.copy_of(mapped.payloads[place.slot, : place.nbytes])
         mapped.fence()
         if mapped.numbers[place.slot] != place.number:
             return None

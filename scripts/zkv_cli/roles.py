@@ -104,7 +104,9 @@ def run_broker(settings: Settings) -> int:
 def run_server(settings: Settings, broker: str) -> int:
     """Run a server until a signal ends it, or an error; return the exit code."""
     from zkv_brokers.server import Server
+    from zkv_net import heap
 
+    heap.keep()
     watch_lifeline()
 
     async def main() -> int:

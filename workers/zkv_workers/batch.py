@@ -243,7 +243,9 @@ class AnyBatch(BatchValues):
         self._encoder.begin()
         if self._state is not None:
             self._running.remove(self._state.number)
-        self._state = self._running.add(BatchState(grant, self._weight, self._encoder))
+        self._state = self._running.add(
+            BatchState(grant, self._weight, self._encoder, self._outlet.values)
+        )
         self._outgoing = Outgoing(self._outlet, self._state)
 
     def _begin(self) -> None:

@@ -26,6 +26,7 @@ from zkv_codecs.frames import to_payload
 from zkv_codecs.packed import dense, seed_of
 from zkv_codecs.plan import NONE, Plan, plan, suited
 from zkv_codecs.spec import codec
+from zkv_net.spares import Spares
 from zkv_workers import devices
 from zkv_workers.accounts import Accounts
 from zkv_workers.choosing import Chooser, Traffic, Unit
@@ -76,6 +77,7 @@ class Encoder:
     _chooser: Chooser | None = None
     _ways: dict[int, _Way] = field(default_factory=dict)
     """By block, with the keys that it had then: one of them may move out."""
+    _spares: Spares = field(default_factory=Spares)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Two blocks of a batch may be encoded on two threads; one after the other."""
 
@@ -195,9 +197,14 @@ class Encoder:
         """
         way = self._way(layout, block)
         if way.unit is None and way.codec == NONE and block.bid not in self.memories.by_block:
-            return Sealed(values if own else devices.own(values, values))
+            return Sealed(values if own else self._owned(values))
         with self._lock:
             return self._encode(layout, way, values, batch, own)
+
+    def _owned(self, values: Array) -> Array:
+        if devices.home(values) != devices.HOST:
+            return devices.own(values, values)
+        return self._spares.copy_of(values)
 
     def _encode(self, layout: Layout, way: _Way, values: Array, batch: int, own: bool) -> Sealed:
         self.memories.hear()
@@ -212,7 +219,7 @@ class Encoder:
         owed, memory.owed = memory.owed, None
         if codec == NONE and owed is None:
             account.add(codec.text, values.nbytes, values.nbytes, 0.0)
-            return Sealed(values if own else devices.own(values, values))
+            return Sealed(values if own else self._owned(values))
         if owed is not None:
             given = replace(given, values=given.values + owed)
         # A chooser looks at what was given after it was encoded.

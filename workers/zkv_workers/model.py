@@ -16,6 +16,7 @@ from zkv.errors import Cancelled, ConfigError, UnknownKey
 from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_net import tracing
+from zkv_net.spares import Spares
 from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.devices import to_host
@@ -113,7 +114,11 @@ class BatchState:
     """One mini-batch being computed: the values that it began with, and the gradients so far."""
 
     def __init__(
-        self, grant: s.Grant, weight: float | None, encoder: Encoder | None = None
+        self,
+        grant: s.Grant,
+        weight: float | None,
+        encoder: Encoder | None = None,
+        spares: Spares | None = None,
     ) -> None:
         layout = grant.layout
         kids = layout.kids_in(MODEL)
@@ -137,6 +142,7 @@ class BatchState:
         self._blocks = grant.blocks
         """Another thread adds to them."""
         self._arrays: dict[int, Array] = {}
+        self._spares = spares
         self._params: dict[Key, Array] | None = None
         self.packer = Packer(layout, kids, encoder, grant.batch)
 
@@ -182,7 +188,7 @@ class BatchState:
         self.check()
         if self._params is None:
             rest = [kid for kid in self._kids if kid not in self._arrays]
-            self._arrays |= unpack_kids(self.layout, rest, self._blocks)
+            self._arrays |= unpack_kids(self.layout, rest, self._blocks, None, self._spares)
             names = self.layout.kid_of
             self._params = {
                 key: self._arrays[kid] for key, kid in names.items() if kid in self._model
@@ -207,7 +213,7 @@ class BatchState:
         self.check()
         kid = self._kid(key)
         if kid not in self._arrays:
-            self._arrays |= unpack_kids(self.layout, [kid], self._blocks)
+            self._arrays |= unpack_kids(self.layout, [kid], self._blocks, None, self._spares)
         return self._arrays[kid]
 
     def read_into(self, key: Key, out: Any) -> None:

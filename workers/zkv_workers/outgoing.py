@@ -18,6 +18,7 @@ import numpy as np
 from zkv.dtypes import Array
 from zkv.spans import ENCODER, TRAINING, Spans
 from zkv.time_split import Meter
+from zkv_net.spares import Spares
 from zkv_workers import signals as s
 from zkv_workers.encoding import Encoder, Sealed
 from zkv_workers.model import BatchState
@@ -29,6 +30,10 @@ ROW = 256
 TOGETHER_BYTES = 8 * 2**20
 """A gradient's blocks are handed over together, as each time wakes the I/O thread, which then takes
 turns with the caller; but a larger gradient is on its way while its rest is copied."""
+
+
+VALUES_BYTES_MAX = 2**30
+"""Of a program's own copies of the model, so many bytes are used again when it has let them go."""
 
 
 class Feed(Protocol):
@@ -49,6 +54,8 @@ class Outlet:
     feed_beside: Feed
     meter: Meter
     spans: Spans | None = None
+    values: Spares = field(default_factory=lambda: Spares(VALUES_BYTES_MAX))
+    """What `batch.params` is unpacked into."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from zkv.dtypes import DTYPES, Array, DType, dtype_of, user_view
 from zkv.errors import KeyMismatch
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
+from zkv_net.spares import Spares
 from zkv_workers import devices, several, staging
 from zkv_workers.encoding import Encoder, Sealed
 
@@ -270,13 +271,15 @@ def unpack_kids(
     kids: Sequence[int],
     blocks: Mapping[int, Array],
     parts: Mapping[int, Sequence[int]] | None = None,
+    spares: Spares | None = None,
 ) -> dict[int, Array]:
-    """Return what `unpack` does, by the keys' numbers; `blocks` may have others beside theirs."""
-    wanted = set(kids)
+    """Return what `unpack` does, by the keys' numbers; `blocks` may have others beside theirs.
+    Fresh is what nobody else has: of `spares`, too."""
+    wanted, empty = set(kids), np.empty if spares is None else spares.empty
     flat: dict[int, Array] = {}
     for kid in kids:
         spec = layout.entries[kid].spec
-        flat[kid] = np.empty(_size(spec.shape), DTYPES[spec.dtype].stored)
+        flat[kid] = empty(_size(spec.shape), DTYPES[spec.dtype].stored)
     bids = {bid for kid in kids for bid in layout.blocks_of_key[kid]}
     # Not an intersection of keys: another thread may add blocks meanwhile.
     for bid in [bid for bid in bids if bid in blocks]:
