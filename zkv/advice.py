@@ -49,12 +49,12 @@ class Known:
 
 
 CODECS = (
-    Known("fp16", 16, 1.35),
-    Known("int8+ef", 8.125, 2.21),
-    Known("onebit+ef", 1.125, 2.04),
-    Known("topk:0.01+fp16+ef", 0.2457, 3.29),
+    Known("fp16", 16, 0.94),
+    Known("int8+ef", 8.125, 1.57),
+    Known("onebit+ef", 1.125, 1.74),
+    Known("topk:0.01+fp16+ef", 0.2457, 3.14),
 )
-DOWN = Known("int8", 8.125, 0.44)
+DOWN = Known("int8", 8.125, 0.48)
 """For values; here it counts what decoding takes."""
 
 
