@@ -32,10 +32,11 @@ DELTAS_MAX = 64
 
 
 class Greet(Frozen, frozen=True, tag=1):
-    """Worker to server: this is the route to me."""
+    """Worker to server: this is the route to me. `near`: it does not leave this machine."""
 
     incarnation: UInt
     term: UInt
+    near: bool = False
 
 
 class Form(Frozen, frozen=True):

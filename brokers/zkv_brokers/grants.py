@@ -94,8 +94,11 @@ class Grants:
         self._reachable: set[int] = set()
         self._again: list[tuple[int, _Piece]] = []
 
-    def greet(self, incarnation: int) -> None:
-        """Note that there is a route to this worker; nothing is sent before."""
+    def greet(self, incarnation: int, near: bool = False) -> None:
+        """Note that there is a route to this worker; nothing is sent before. `near`: it does not
+        leave this machine, so there is no link whose pace is to be kept."""
+        if near and incarnation not in self._reachable:
+            self._window(incarnation).pace = None
         self._reachable.add(incarnation)
 
     def add(self, entry: c.Grant, blocks: Sequence[BlockSpec]) -> None:
@@ -184,14 +187,18 @@ class Grants:
             self._newest = entry.version
         return self._serial
 
+    def _window(self, incarnation: int) -> Window[_Piece]:
+        window = self._windows.get(incarnation)
+        if window is None:
+            window = Window(self.window_bytes, resend_s=self._resend_s, pace=self.pace)
+            self._windows[incarnation] = window
+        return window
+
     def _offer(self, piece: _Piece, serial: int, place: int | None = None) -> None:
         """Queue a block: behind those of older grants, and of its own at its place; None: in the
         order of keys, as a forward pass needs them."""
         message = piece.message
-        window = self._windows.get(message.incarnation)
-        if window is None:
-            window = Window(self.window_bytes, resend_s=self._resend_s, pace=self.pace)
-            self._windows[message.incarnation] = window
+        window = self._window(message.incarnation)
         name = (message.group, message.grant, message.bid)
         order = (serial, message.bid if place is None else place) if self.priority else ()
         window.offer(name, piece.payload.nbytes, piece, order)

@@ -247,8 +247,8 @@ class Shard:
         self, message: d.Data, payload: Array | None, out: list[Action], now: float
     ) -> None:
         match message:
-            case d.Greet(incarnation=incarnation):
-                self.grants.greet(incarnation)
+            case d.Greet(incarnation=incarnation, near=near):
+                self.grants.greet(incarnation, near)
             case d.Push() | d.Done() | d.Ask() if message.index > self.index:
                 self._park(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (

@@ -370,6 +370,19 @@ def test_no_worker_gets_last_blocks_of_a_version_before_another_gets_its_first_o
     assert sent == [[0, 1], [0, 1]]
 
 
+def test_where_no_link_is_nothing_waits_for_its_pace() -> None:
+    """As above, and one of the two is on the server's machine. It greets again and again."""
+    rig = Rig(placed([KeySpec("w", "float32", (16,))], 1, bucket_bytes=0, block_bytes=16))
+    rig.init({0: np.arange(16, dtype="f4")})
+    rig.shards[0].grants.pace.first_bytes = 32
+    for _ in range(2):
+        for who, near in ((2, True), (3, False)):
+            rig.data(0, d.Greet(who, 1, near))
+    rig.log(c.Grant(2, MODEL, 1, 0, []), c.Grant(3, MODEL, 1, 0, []))
+    sent = [[one.message.bid for one in blocks_to(rig, who)] for who in (2, 3)]
+    assert sent == [[0, 1, 2, 3], [0, 1]]
+
+
 def test_who_is_no_member_any_more_pins_nothing() -> None:
     rig = small(W)
     rig.log(c.Grant(2, MODEL, 1, 0, []), c.Grant(3, MODEL, 1, 0, []))

@@ -131,7 +131,12 @@ class Worker:
     def _watch(
         self, fate: concurrent.futures.Future[s.Fate], settled: Callable[[s.Fate], None]
     ) -> None:
+        # Futures keep what they have called: a batch would be a cycle, and its values would be here
+        # until some day cycles are looked for.
+        waiting = [settled]
+
         def done(done: concurrent.futures.Future[s.Fate]) -> None:
+            settled = waiting.pop()
             if not done.cancelled() and done.exception() is None:
                 settled(done.result())
 

@@ -42,6 +42,8 @@ class SessionConfig:
     """1: a batch computes on the values that were granted to the one before it."""
     measures: bool = False
     """Measure the way to a server before keys are initialised: it may be a slow link."""
+    near: bool = False
+    """Servers are on this machine: no link has to be kept free for what is urgent."""
     priority: bool = True
     """Send what the next forward pass needs first before the rest; else as it was pushed."""
 

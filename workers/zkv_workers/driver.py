@@ -67,7 +67,7 @@ class Driver:
         self._pid = os.getpid()
         # Where the broker is on loopback, all is on one machine.
         far = not is_loopback(split_address(config.broker)[0])
-        config = dataclasses.replace(config, measures=far)
+        config = dataclasses.replace(config, measures=far, near=not far)
         self.session = Session(config, instance=net.instance_number())
         self.cancelled: Callable[[int], None] = lambda batch: None
         self._route = route

@@ -38,12 +38,7 @@ class Session:
         self.layout = Layout()
         self.member: c.Welcome | None = None
         self.broken: Exception | None = None
-        self.uploads = Uploads(
-            self.layout,
-            window_bytes=config.window_bytes,
-            resend_s=config.resend_s,
-            priority=config.priority,
-        )
+        self.uploads = Uploads(self.layout, config)
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
         self._told = Told(self._link, measuring=config.measures)
@@ -329,7 +324,7 @@ class Session:
     def _greet(self) -> None:
         if self.member is not None:
             for at in self.member.servers:
-                greet = d.Greet(self.member.incarnation, self.member.term)
+                greet = d.Greet(self.member.incarnation, self.member.term, self.config.near)
                 self._out.append(s.SendData(at.index, greet, None))
 
     def _laid_out(self, message: c.Layout) -> None:

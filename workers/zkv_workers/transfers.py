@@ -20,6 +20,7 @@ from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
 from zkv_codecs.deltas import arrived
 from zkv_workers.assembly import Assembly, coded
+from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
 from zkv_workers.packing import cut
@@ -38,15 +39,12 @@ OVER_MAX = 256
 class Uploads:
     """Pushed blocks, by server."""
 
-    def __init__(
-        self, layout: Layout, *, window_bytes: int, resend_s: float, priority: bool = True
-    ) -> None:
+    def __init__(self, layout: Layout, config: SessionConfig) -> None:
         self._layout = layout
-        self._priority = priority
-        self._window_bytes = window_bytes
-        self._resend_s = resend_s
+        self._config = config
+        self._priority = config.priority
         self._windows: dict[int, Window[SendData]] = {}
-        self._pace = Pace()
+        self._pace = None if config.near else Pace()
         self.bytes_sent = 0
         self.bytes_arrived = 0
         """Acknowledged ones."""
@@ -60,7 +58,7 @@ class Uploads:
     def _window(self, server: int) -> Window[SendData]:
         if server not in self._windows:
             self._windows[server] = Window(
-                self._window_bytes, resend_s=self._resend_s, pace=self._pace
+                self._config.window_bytes, resend_s=self._config.resend_s, pace=self._pace
             )
         return self._windows[server]
 
