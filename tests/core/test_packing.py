@@ -90,6 +90,49 @@ def test_what_is_packed_in_any_order_is_unpacked_bit_for_bit(
     assert {kid: gradient.tobytes() for kid, gradient in gradients.items()} == before
 
 
+@given(model=models(), seed=st.integers(0, 2**32 - 1), data=st.data())
+def test_keys_that_are_pushed_together_make_the_blocks_of_those_pushed_one_by_one(
+    model: Model, seed: int, data: st.DataObject
+) -> None:
+    kinds = st.sampled_from(["plain", "plain", "fortran", "strided", "swapped", "read-only"])
+    gradients = {kid: disguised(g, data.draw(kinds)) for kid, g in drawn(model, seed).items()}
+    order = data.draw(st.permutations(list(gradients)))
+    cut = data.draw(st.integers(0, len(order)))
+    _, expected = pack(model, gradients, order)
+    packer = Packer(model.layout, list(gradients))
+    pairs = [(model.layout.entries[kid].spec.key, gradients[kid]) for kid in order]
+    full = [one for some in (pairs[:cut], pairs[cut:]) for one in packer.add_all(some)]
+    found = {bid: sealed.payload for bid, sealed in packer.sealed(full)}
+    assert packer.rest() == []
+    assert packer.skipped() == ()
+    assert found.keys() == expected.keys()
+    assert all(same(found[bid], expected[bid]) for bid in found)
+    for key, gradient in pairs:
+        with pytest.raises(KeyMismatch, match="already pushed"):
+            list(packer.add_all([(key, gradient.copy())]))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "text"),
+    [
+        (lambda pairs: [*pairs, pairs[0]], "already pushed"),
+        (lambda pairs: [(pairs[0][0], pairs[0][1].astype("f8")), *pairs[1:]], "float32 expected"),
+        (lambda pairs: [(pairs[0][0], pairs[0][1].reshape(3, 1)), *pairs[1:]], r"\(3,\) expected"),
+        (lambda pairs: [(pairs[0][0], [1.0, 1.0, 1.0]), *pairs[1:]], "not list"),
+    ],
+)
+def test_what_is_refused_by_itself_is_refused_in_a_whole_bucket(spoilt: Any, text: str) -> None:
+    specs = [KeySpec(key, "float32", (3,)) for key in ("a", "b", "c")]
+    packer = packer_of(placed(specs, 1, bucket_bytes=1000))
+    pairs = [(spec.key, np.ones(3, np.float32)) for spec in specs]
+    with pytest.raises(KeyMismatch, match=text):
+        list(packer.add_all(spoilt(pairs)))
+    again = packer_of(placed(specs, 1, bucket_bytes=1000))
+    assert len(list(again.add_all(pairs))) == 1
+    with pytest.raises(KeyMismatch, match="already pushed"):
+        list(again.add_all([(key, gradient.copy()) for key, gradient in pairs]))
+
+
 @given(model=models(ties=False), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_skipped_keys_are_zero_in_their_buckets_and_named(
     model: Model, seed: int, data: st.DataObject

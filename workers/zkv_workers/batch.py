@@ -109,9 +109,9 @@ class AnyBatch(BatchValues):
     def push_all(self, gradients: Iterable[tuple[Key, Any]], *, give: bool = False) -> None:
         """Hand over the gradients of several keys, as (key, gradient) pairs; see `push`.
 
-        They leave together, which takes less of the caller's time than one call for each, and count
-        up to the first that is refused. `give`: the arrays are given away, so they are not copied;
-        nobody may write to them any more.
+        They leave together, which takes less of the caller's time than one call for each. If one is
+        refused, those before it count, and those behind it may. `give`: the arrays are given away,
+        so they are not copied; nobody may write to them any more.
 
         Raises:
             Cancelled, UnknownKey, KeyMismatch, PushRefused: see `push`.

@@ -181,6 +181,11 @@ class Encoder:
             "into the codec's plan, or send this key with none"
         )
 
+    def as_is(self, layout: Layout, block: BlockSpec) -> bool:
+        """Return whether a block's values are sent as they are, so that any value may be."""
+        way = self._way(layout, block)
+        return way.unit is None and not way.codec.lossy
+
     def takes_long(self, layout: Layout, block: BlockSpec) -> bool:
         """Return whether encoding a block is worth handing over to another thread."""
         way = self._way(layout, block)

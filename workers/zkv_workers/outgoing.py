@@ -98,8 +98,8 @@ class Outgoing:
         weight = self.state.declared
         full: list[Full] = []
         try:
-            for key, gradient in gradients:
-                full += self.state.packer.add(key, gradient, own=own)
+            for one in self.state.packer.add_all(gradients, own=own):
+                full.append(one)
         finally:
             # Whoever goes on without a key that was refused has handed over those before it.
             self._send(full, lend=False, weight=weight)

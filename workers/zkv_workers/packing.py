@@ -130,6 +130,57 @@ class Packer:
         full = [self._fill(block, kid, flat, own) for block in blocks]
         return [one for one in full if one is not None]
 
+    def add_all(self, gradients: Iterable[tuple[Key, Any]], *, own: bool = False) -> Iterator[Full]:
+        """Take several keys' gradients; yield the blocks that are complete now (see `add`).
+
+        Buckets all of whose keys are among them are filled by one call: a thousand small keys would
+        cost a thousand.
+
+        Raises: see `add`.
+        """
+        pairs = list(gradients)
+        kids = [self._layout.kid_of.get(key, -1) for key, _ in pairs]
+        given = dict(zip(kids, pairs, strict=True))
+        filled: set[int] = set()
+        # Who says a key twice is told so below.
+        if len(given) == len(pairs):
+            for bid in {bid for kid in given for bid in self._layout.blocks_of_key.get(kid, ())}:
+                values = self._filled(self._layout.blocks[bid], given)
+                if values is not None:
+                    filled.update(self._layout.blocks[bid].kids)
+                    yield Full(bid, values, own=True)
+        for kid, (key, array) in zip(kids, pairs, strict=True):
+            if kid not in filled:
+                yield from self.add(key, array, own=own)
+
+    def _filled(self, block: BlockSpec, given: Mapping[int, tuple[Key, Any]]) -> Array | None:
+        """Return a bucket's values, if all of its keys are given just as their specs say, and go as
+        they are; None: each has to be looked at."""
+        kids = block.kids
+        if (
+            len(kids) < 2
+            or block.bid in self._buckets
+            or not self._encoder.as_is(self._layout, block)
+        ):
+            return None
+        if not all(
+            kid in given and kid in self._allowed and kid not in self._pushed for kid in kids
+        ):
+            return None
+        specs = [self._layout.entries[kid].spec for kid in kids]
+        dtype = DTYPES[specs[0].dtype].stored
+        arrays = [given[kid][1] for kid in kids]
+        for spec, array in zip(specs, arrays, strict=True):
+            if type(array) is not np.ndarray or array.shape != tuple(spec.shape):
+                return None
+            if array.dtype != dtype or spec.dtype != dtype.name:
+                return None
+        self._pushed |= {
+            kid: (given[kid][0], weakref.ref(array))
+            for kid, array in zip(kids, arrays, strict=True)
+        }
+        return np.concatenate(arrays, axis=None)
+
     def _cuts(self, kid: int) -> list[int]:
         """Return where a key's blocks begin and end."""
         segments = [one for block in self._layout.blocks_with(kid) for one in block.segments]
@@ -276,16 +327,27 @@ def unpack_kids(
     """Return what `unpack` does, by the keys' numbers; `blocks` may have others beside theirs.
     Fresh is what nobody else has: of `spares`, too."""
     wanted, empty = set(kids), np.empty if spares is None else spares.empty
-    flat: dict[int, Array] = {}
-    for kid in kids:
-        spec = layout.entries[kid].spec
-        flat[kid] = empty(_size(spec.shape), DTYPES[spec.dtype].stored)
+    parts = {} if parts is None else parts
     bids = {bid for kid in kids for bid in layout.blocks_of_key[kid]}
     # Not an intersection of keys: another thread may add blocks meanwhile.
-    for bid in [bid for bid in bids if bid in blocks]:
-        block, values = layout.blocks[bid], blocks[bid]
-        present = set(parts[bid]) if parts is not None and bid in parts else set(block.kids)
-        start = 0
+    here = [layout.blocks[bid] for bid in bids if bid in blocks]
+    buckets = [
+        block
+        for block in here
+        if len(block.segments) > 1 and block.bid not in parts and wanted.issuperset(block.kids)
+    ]
+    flat: dict[int, Array] = {}
+    for block in buckets:
+        # Copied at once; its keys' arrays are parts of that copy.
+        copied = blocks[block.bid].copy()
+        flat |= {kid: copied[start:stop] for kid, (start, stop) in ranges(block).items()}
+    for kid in wanted - flat.keys():
+        spec = layout.entries[kid].spec
+        flat[kid] = empty(_size(spec.shape), DTYPES[spec.dtype].stored)
+    copied_bids = {block.bid for block in buckets}
+    for block in [block for block in here if block.bid not in copied_bids]:
+        values, start = blocks[block.bid], 0
+        present = set(parts.get(block.bid, block.kids))
         for segment in block.segments:
             if segment.kid not in present:
                 continue
