@@ -60,6 +60,8 @@ def _check_values(store: Store, block: BlockSpec, stored: Array) -> Problem | No
             layout.entries[kid].spec.key,
             f"rule {rule} cannot update {dtype.name}; initialise the key with rule='assign'",
         )
+    if all_finite(stored, dtype):
+        return None
     for segment, start, stop in spans(block):
         spec = layout.entries[segment.kid].spec
         if not spec.allow_nan and not all_finite(stored[start:stop], dtype):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -341,22 +341,22 @@ class Store:
     def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[_Run]:
         """Yield the runs of keys that this update changes, neighbours that are alike joined."""
         state = self.blocks[block.bid]
-        pending: _Run | None = None
+        begun, ended, alike = 0, -1, None
         rates: dict[int, float] = {}
         for segment, start, stop, divisor in self._updated(block, shares):
             spec, rule, lr_factor = self._rule_for(segment.kid)
             if id(spec) not in rates:
                 rates[id(spec)] = spec.lr_at(version)
             count = 0 if state.rule not in ("", rule.name) else state.counts[segment.kid]
-            lr = rates[id(spec)] * lr_factor
-            run = _Run(start, stop, rule, lr, count + 1, divisor)
-            if pending is not None and _alike(pending, run):
-                run = replace(run, start=pending.start)
-            elif pending is not None:
-                yield pending
-            pending = run
-        if pending is not None:
-            yield pending
+            # No run is made of each key: a bucket may have thousands, all of them alike.
+            found = (rule, rates[id(spec)] * lr_factor, count + 1, divisor)
+            if start != ended or found != alike:
+                if alike is not None:
+                    yield _Run(begun, ended, *alike)
+                begun, alike = start, found
+            ended = stop
+        if alike is not None:
+            yield _Run(begun, ended, *alike)
 
     def count(self, block: BlockSpec, shares: Sequence[Share]) -> None:
         """Note that the keys that this commit has changed have had one more update."""
@@ -374,13 +374,3 @@ def _part_of(total: Total, run: _Run, zeros_stay: bool) -> tuple[slice | Array, 
     if not zeros_stay:
         return cut, part.dense()
     return part.positions + run.start, part.values
-
-
-def _alike(one: _Run, two: _Run) -> bool:
-    return (one.stop, one.rule, one.lr, one.count, one.divisor) == (
-        two.start,
-        two.rule,
-        two.lr,
-        two.count,
-        two.divisor,
-    )

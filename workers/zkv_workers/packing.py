@@ -169,11 +169,12 @@ class Packer:
             return None
         specs = [self._layout.entries[kid].spec for kid in kids]
         dtype = DTYPES[specs[0].dtype].stored
+        name = dtype.name
         arrays = [given[kid][1] for kid in kids]
         for spec, array in zip(specs, arrays, strict=True):
             if type(array) is not np.ndarray or array.shape != tuple(spec.shape):
                 return None
-            if array.dtype != dtype or spec.dtype != dtype.name:
+            if array.dtype != dtype or spec.dtype != name:
                 return None
         self._pushed |= {
             kid: (given[kid][0], weakref.ref(array))
