@@ -188,7 +188,7 @@ class Server:
             peer = sender(message)
             payload, came = self._nearby.payload(peer, rest[1:])
             self._nearby.turn()
-            if not came or self._shares(peer, message):
+            if not came or self._shares(peer, message, rest[0]):
                 return
             if self._sends is not None and isinstance(message, Got):
                 self._sends.got(message)
@@ -200,10 +200,10 @@ class Server:
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
 
-    def _shares(self, peer: int, message: Data) -> bool:
+    def _shares(self, peer: int, message: Data, frame: zmq.Frame) -> bool:
         """Offer memory to whoever greets; return whether this is all that the message is about."""
         if isinstance(message, Share):
-            self._say(peer, self._nearby.offered(peer, message))
+            self._say(peer, self._nearby.offered(peer, message, frame))
         elif isinstance(message, Shared):
             self._nearby.answered(peer, message)
         elif isinstance(message, Greet) and self.node is not None and self.node.welcome is not None:

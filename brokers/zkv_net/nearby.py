@@ -17,12 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import zmq
 
 from zkv.data_messages import Share, Shared
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.wire import SHARED_BYTES
+from zkv_net.loop import is_own
 from zkv_net.segment import COLUMNS, TOKEN_BYTES, Inbox, NotHere, Outbox, Place, Shape
+from zkv_net.sockets import is_loopback, join_address
 from zkv_net.spares import Spares
 
 log = logging.getLogger("zkv.net")
@@ -30,7 +33,7 @@ SLOT_BYTES = 1024 * 1024
 """A block."""
 LEAST_BYTES = 32 * 1024
 """Below this a socket is as quick."""
-NO_ANSWER = "no answer yet"
+NO_ANSWER, ELSEWHERE = "no answer yet", "it is on another machine"
 WAITING_MAX = 65_536
 """Messages to a peer that wait for room; more go through the socket."""
 
@@ -131,16 +134,20 @@ class Nearby:
                 log.info("payloads go through sockets, also on this machine: %s", error)
         return self._outbox
 
-    def offered(self, peer: int, message: Share) -> Shared:
-        """A peer offers its memory: return what tells it whether it can be read."""
-        why = self._open(peer, message)
+    def offered(self, peer: int, message: Share, frame: Any) -> Shared:
+        """A peer offers its memory: return what tells it whether it can be read.
+
+        `frame` is one that has come from it. For whoever is elsewhere nothing is looked up: it must
+        not learn which processes there are.
+        """
+        why = self._open(peer, message) if _is_here(frame) else ELSEWHERE
         return Shared(message.server, message.incarnation, message.token, why)
 
     def _open(self, peer: int, message: Share) -> str:
         if self.why:
             return self.why
         if not message.machine or message.machine != machine():
-            return "it is on another machine"
+            return ELSEWHERE
         known = self._known(peer)
         if known is None:
             return f"{COLUMNS} peers share memory already"
@@ -232,6 +239,15 @@ class Nearby:
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None
+
+
+def _is_here(frame: Any) -> bool:
+    """Return whether a frame has come from an address of this machine."""
+    try:
+        address = str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return False
+    return is_loopback(address) or is_own(join_address(address, 9))
 
 
 def payload_bytes(frames: list[Any]) -> int | None:

@@ -39,6 +39,11 @@ class Frame:
     """A received frame."""
 
     buffer: bytes
+    address: str = "127.0.0.1"
+
+    def get(self, name: str) -> str:
+        assert name == "Peer-Address"
+        return self.address
 
     def __len__(self) -> int:
         return len(self.buffer)
@@ -66,13 +71,13 @@ class End:
         if offer is not None:
             self.nearby.send(peer, encode_data(offer), None)
 
-    def hear(self, peer: int, frames: list[bytes]) -> None:
-        _, *rest = [Frame(one) for one in frames]
+    def hear(self, peer: int, frames: list[bytes], address: str = "127.0.0.1") -> None:
+        _, *rest = [Frame(one, address) for one in frames]
         message = decode_data(rest[0].buffer, payload_bytes(rest))
         payload, came = self.nearby.payload(peer, rest[1:])
         self.nearby.turn()
         if isinstance(message, Share):
-            self.nearby.send(peer, encode_data(self.nearby.offered(peer, message)), None)
+            self.nearby.send(peer, encode_data(self.nearby.offered(peer, message, rest[0])), None)
         elif isinstance(message, Shared):
             self.nearby.answered(peer, message)
         elif came:
@@ -171,11 +176,17 @@ def test_room_that_one_peer_makes_is_for_whoever_waits() -> None:
         end.nearby.close()
 
 
-def test_who_is_elsewhere_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tells", ["its name", "its address"])
+def test_who_is_elsewhere_is_asked_once(tells: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it claims, nothing is opened for an address of another machine."""
     one, other = End(1), End(2)
     one.greet(2)
-    monkeypatch.setattr(nearby, "machine", lambda: "net:[another]")
-    other.hear(1, one.out.popleft())
+    if tells == "its name":
+        monkeypatch.setattr(nearby, "machine", lambda: "net:[another]")
+        other.hear(1, one.out.popleft())
+    else:
+        monkeypatch.setattr(nearby, "Inbox", None)
+        other.hear(1, one.out.popleft(), "192.0.2.7")
     one.hear(2, other.out.popleft())
     assert one.nearby.transport == "tcp: it is on another machine"
     one.greet(2)

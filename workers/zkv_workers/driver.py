@@ -264,7 +264,7 @@ class Driver:
             return
         self.nearby.turn()
         if isinstance(message, Share):
-            answer = self.nearby.offered(server, message)
+            answer = self.nearby.offered(server, message, rest[0])
             self._send_data(server, encode_data(answer), None)
             return
         if isinstance(message, Shared):
