@@ -142,7 +142,7 @@ def test_the_first_layer_is_computed_before_the_last_values_have_arrived() -> No
                 worker._driver.feed(event)
 
         def after(*_: Any) -> None:
-            order.append(f"{LAYERS - 1}.0.weight" in optimizer._step._pending)
+            order.append(f"{LAYERS - 1}.0.weight" in optimizer._step.pending)
             if optimizer.last.version == 1:
                 computed.set()
                 worker._loop.call_soon_threadsafe(release)

@@ -43,15 +43,15 @@ class Hooks:
     """All hooks of one model.
 
     `forward(module, place)` is called before the forward of the model (place -1) and of each of its
-    owners (their places in the survey); `gradient(key)` when a parameter's gradient is complete in
-    a backward pass, on the thread that computes it.
+    owners (their places in the survey); `gradient(key, parameter)` when a parameter's gradient is
+    complete in a backward pass, on the thread that computes it.
     """
 
     def __init__(
         self,
         survey: Survey,
         forward: Callable[[Any, int], None],
-        gradient: Callable[[str], None],
+        gradient: Callable[[str, Any], None],
         *,
         owners: bool,
     ) -> None:
@@ -66,9 +66,9 @@ class Hooks:
             # Before the user's own: theirs may use the parameters.
             self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
         for key, parameter in survey.trained.items():
-            self._handles.append(
-                parameter.register_post_accumulate_grad_hook(lambda _, key=key: gradient(key))
-            )
+            # Not a function of our own: in a backward pass each of them is a miss of the caches.
+            ready = partial(gradient, key)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(ready))
 
     def remove(self) -> None:
         """Remove them all."""

@@ -157,7 +157,7 @@ class JustInTime(Optimizer):
         if self._step is None and not self._layers.running:
             self._layers.over()
 
-    def _gradient(self, key: str) -> None:
+    def _gradient(self, key: str, parameter: Any) -> None:
         step = self._step
         if step is not None and key in step.sent:
             step.in_backward = True  # It will not come to its end.
@@ -165,8 +165,8 @@ class JustInTime(Optimizer):
                 f"key {key!r}: a second gradient in one batch, after the first was sent; with "
                 "just_in_time a batch has one backward pass: add the losses up before it"
             )
-        super()._gradient(key)
-        self._survey.trained[key].grad = None
+        super()._gradient(key, parameter)
+        parameter.grad = None
         self._layers.sent(key)
         self._pushed_bytes += self.memory.nbytes([key])
         if self._pushed_bytes >= self._every_bytes:

@@ -273,7 +273,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if place >= 0:
             step.receive(self._survey.owners[place].keys)
 
-    def _gradient(self, key: str) -> None:
+    def _gradient(self, key: str, parameter: Any) -> None:
         """A parameter's gradient is complete."""
         step = self._step
         if step is None:
@@ -284,8 +284,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not step.in_backward:
             step.in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._passes.ended(step))
-        step.check()
-        if step.is_pending(key):
+        if step.vain:
+            step.check()
+        if step.pending and step.is_pending(key):
             if self._at_once is not None:
                 self._at_once.add(key)
             raise StaleValues(
@@ -300,7 +301,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 f"key {key!r}: a second gradient in one batch, after the first was sent; put all "
                 "but the last backward pass into `with optimizer.no_sync():`"
             )
-        step.send_soon(key)
+        step.send_soon(key, parameter.grad)
 
     def _finish(self, weight: float | None, loss: float | None) -> str:
         step = self._step

@@ -49,19 +49,20 @@ class Step:
         self._together_bytes = together_bytes
         self._gathered: list[tuple[str, Any]] = []
         self._gathered_bytes = 0
-        self._pending = dict(parameters)
+        self.pending = dict(parameters)
+        """Parameters whose values are still missing."""
 
     # --- values ------------------------------------------------------------------------------
 
     def guard(self) -> None:
         """Let whoever uses a parameter whose values are still missing wait for them."""
-        self.receive([key for key, one in self._pending.items() if not guardable(one)])
-        for key, parameter in self._pending.items():
+        self.receive([key for key, one in self.pending.items() if not guardable(one)])
+        for key, parameter in self.pending.items():
             guard(parameter, partial(self.receive, (key,)))
 
     def is_pending(self, key: str) -> bool:
         """Whether a parameter has old values."""
-        return key in self._pending
+        return key in self.pending
 
     def receive(self, keys: Iterable[str] | None = None) -> None:
         """Write the values of these keys (None: of all) into their parameters, once they are here.
@@ -69,11 +70,11 @@ class Step:
         Raises:
             Cancelled: the batch no longer counts, and is explicit.
         """
-        if not self._pending:
+        if not self.pending:
             return
-        for key in list(self._pending) if keys is None else keys:
-            if key in self._pending:
-                self._receive(key, self._pending[key])
+        for key in list(self.pending) if keys is None else keys:
+            if key in self.pending:
+                self._receive(key, self.pending[key])
 
     def _receive(self, key: str, parameter: Any) -> None:
         # First of all, as whatever is done to the parameter would wait for it again.
@@ -83,13 +84,13 @@ class Step:
                 tensors.receive(self.batch, key, parameter)
             except Cancelled as error:
                 self.cancel(error)
-        self._pending.pop(key, None)
+        self.pending.pop(key, None)
 
     def release(self) -> None:
         """Wait for nothing any more: parameters keep the values that they have."""
-        for parameter in self._pending.values():
+        for parameter in self.pending.values():
             release(parameter)
-        self._pending.clear()
+        self.pending.clear()
 
     # --- gradients ---------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Step:
             return
         self.send_given(key, grad, factor)
 
-    def send_soon(self, key: str) -> None:
+    def send_soon(self, key: str, grad: Any) -> None:
         """Push a parameter's gradient with those that come next, once they are `together_bytes`.
 
         In a backward pass nothing of Python's stays in the caches from one gradient to the next: a
@@ -119,7 +120,6 @@ class Step:
         """
         if self.vain or self.overflow:
             return
-        grad = self._parameters[key].grad
         if self.factor is not None or grad.layout is not torch.strided or not grad.is_cpu:
             self.send(key, self.factor)
             return
