@@ -34,6 +34,7 @@ from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
 from zkv_brokers.aggregates import spans
+from zkv_brokers.moves import Step
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import aligned, from_payload
 from zkv_codecs.packed import Packed, seed_of
@@ -99,6 +100,8 @@ class Options:
     """Send what the next forward pass needs first before the rest; else as it came."""
     measures: bool = False
     """Whether workers measure their links first."""
+    moves: int = 0
+    """How often some blocks are sent to other servers, drawn anew each time."""
     until_s: float = 400.0
 
 
@@ -165,6 +168,8 @@ class Sim:
             self.later(self.rng.random() * 0.05, lambda i=rank: self.start_worker(i))
         for _ in range(options.crashes):
             self.later(0.3 + self.rng.random() * 1.5, self._crash)
+        for _ in range(options.moves):
+            self.later(0.1 + self.rng.random() * 1.2, self._move)
         for _ in range(options.broker_restarts):
             self.later(self.rng.random() * 0.15, self._restart_broker)
 
@@ -256,6 +261,20 @@ class Sim:
         elif (worker := self.workers.get(route)) is not None and worker.alive:
             self._do_worker(route, worker, worker.session.handle(s.FromBroker(frame), self.now))
 
+    def _move(self) -> None:
+        """Have some blocks move to other servers."""
+        layout, servers = self.router.layout, sorted(self.router.members.servers)
+        blocks = sorted(layout.blocks)
+        chosen = self.rng.sample(blocks, self.rng.randint(0, len(blocks)))
+        steps = [
+            Step(bid, layout.blocks[bid].server, to)
+            for bid in chosen
+            if (to := self.rng.choice(servers)) != layout.blocks[bid].server
+        ]
+        self.notes.append(f"{self.now:.2f} moves: {steps}")
+        self.router.moves.plan(steps)
+        self._do_router(self.router.turn([r.Tick()], self.now))
+
     # --- servers -----------------------------------------------------------------------------
 
     def _node(self, index: int) -> n.Node:
@@ -293,6 +312,13 @@ class Sim:
                         (index, route),
                         lambda h=header, p=payload, t=route: self._to_worker(t, h, p),
                     )
+            elif isinstance(action, n.ToServer):
+                header = encode_data(action.message)
+                bits = None if action.payload is None else action.payload.copy()
+                to = self.place(action.server)
+                self.carry(
+                    (b"s%d" % index, to), lambda i=to, h=header, p=bits: self._between(i, h, p)
+                )
             elif isinstance(action, n.Failed):
                 raise AssertionError(f"server {index} failed: {action.error}; {self.story()}")
 
@@ -312,6 +338,12 @@ class Sim:
             else message.incarnation
         )
         self.routes[who] = route
+        self._do_node(index, self.nodes[index].worker_says(message, payload, self.now))
+        self._do_node(index, self.nodes[index].turn_over(self.now))
+
+    def _between(self, index: int, header: bytes, payload: Array | None) -> None:
+        """Deliver what a server has sent to another one."""
+        message = decode_data(header, None if payload is None else payload.nbytes)
         self._do_node(index, self.nodes[index].worker_says(message, payload, self.now))
         self._do_node(index, self.nodes[index].turn_over(self.now))
 
@@ -358,7 +390,7 @@ class Sim:
                             route, i, h, p
                         ),
                     )
-                case s.Connect(servers, _):
+                case s.Connect(servers):
                     worker.servers = {at: int(a.rpartition(":")[2]) - 100 for at, a in servers}
                 case s.Answer(token, value):
                     self.later(0.0, lambda t=token, v=value: self._answered(route, worker, t, v))

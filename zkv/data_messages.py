@@ -194,7 +194,49 @@ class Shared(Frozen, frozen=True, tag=12):
     why: Text
 
 
-Data = Greet | Push | Done | Got | Ask | Block | Ack | Fenced | Probe | Probed | Share | Shared
+class Fetch(Frozen, frozen=True, tag=13):
+    """Server to server: send me these parts (none named: all) of a block's state, as it was when
+    its copy began."""
+
+    asker: UInt
+    """The number of the server that asks."""
+    placement: UInt
+    bid: UInt
+    index: UInt
+    """The log index at which the owner knows of the copy."""
+    parts: list[UInt]
+
+
+class Part(Frozen, frozen=True, tag=14):
+    """Server to server, with payload: one part of a block's state."""
+
+    server: UInt
+    asker: UInt
+    placement: UInt
+    bid: UInt
+    at: UInt
+    """Which part, from 0, of `of` parts."""
+    of: UInt
+    head: UInt
+    """How many bytes of the whole come before the arrays, and say what they are."""
+
+
+Data = (
+    Greet
+    | Push
+    | Done
+    | Got
+    | Ask
+    | Block
+    | Ack
+    | Fenced
+    | Probe
+    | Probed
+    | Share
+    | Shared
+    | Fetch
+    | Part
+)
 
 
 class _Envelope(Frozen, frozen=True):
@@ -228,7 +270,7 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
         raise ProtocolError(f"not a data header: {error}") from error
     compare_versions(header)
     message = envelope.data
-    wants_payload = isinstance(message, Push | Block | Probe)
+    wants_payload = isinstance(message, Push | Block | Probe | Part)
     if wants_payload != (payload_bytes is not None):
         raise ProtocolError(
             f"{type(message).__name__} {'needs' if wants_payload else 'has no'} payload frame"

@@ -329,6 +329,11 @@ class Grants:
         self._reachable &= members
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything that was granted."""
+        return not (self._open or self._ahead or any(map(len, self._windows.values())))
+
+    @property
     def pinned_versions(self) -> int:
         """How many different model versions somebody still has to receive."""
         return len({p.message.version for pieces in self._open.values() for p in pieces.values()})

@@ -20,7 +20,16 @@ from zkv.spans import Spans
 from zkv.wire import open_envelope
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.shard import Action as ShardAction
-from zkv_brokers.shard import Event, FromBroker, FromWorker, Prepare, Reset, Shard, ToBroker
+from zkv_brokers.shard import (
+    Event,
+    FromBroker,
+    FromWorker,
+    Prepare,
+    Reset,
+    Shard,
+    ToBroker,
+    ToServer,
+)
 
 DECODING_EVERY_S = 1.0
 """How often the broker is told what updates and their decoding have cost."""
@@ -47,6 +56,8 @@ class NodeConfig:
     asks: bool = False
     """Whether its beats ask what the broker's clock says."""
     link_resend_s: float = 1.0
+    joins: bool = False
+    """Whether it is one more, where all servers that were asked for are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,12 @@ class Failed:
     error: ZkvError
 
 
-Action = SendControl | ToWorker | Prepare | Note | Failed
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """All that this server held is elsewhere, and the broker knows that it goes: it may end."""
+
+
+Action = SendControl | ToWorker | ToServer | Prepare | Note | Failed | Drained
 
 
 class Node:
@@ -152,7 +168,10 @@ class Node:
             if self._link.peer:
                 self._link.send(c.Beat(now, ask=self.config.asks))
                 self._tell_decoding(now)
-        if self.welcome is None:
+        self._carry(self.shard.copies.requests(now))
+        if self.shard.copies.left and self._link.idle:
+            self._out.append(Drained())
+        elif self.welcome is None:
             self._wait_for_broker(now)
         elif self._link.heard is not None and now - self._link.heard > self.config.broker_lost_s:
             silent = now - self._link.heard
@@ -188,6 +207,7 @@ class Node:
                 config.host,
                 config.pid,
                 self.shard.started,
+                config.joins,
             )
         )
 

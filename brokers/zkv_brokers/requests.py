@@ -181,11 +181,13 @@ def positive(text: str, setting: str) -> float:
     return value
 
 
-def contribution_bytes(router: Router) -> list[int]:
+def contribution_bytes(router: Router) -> dict[int, int]:
     """Return the bytes of one contribution to the model at each server."""
-    per_server = [0] * router.config.servers
+    per_server = dict.fromkeys(router.members.servers, 0)
+    mirrored = router.moves.targets()
     for block in router.layout.blocks_in(MODEL):
-        per_server[block.server] += router.layout.block_bytes(block)
+        for server in {block.server, mirrored.get(block.bid, block.server)}:
+            per_server[server] += router.layout.block_bytes(block)
     return per_server
 
 
@@ -193,7 +195,7 @@ def capacity(router: Router) -> int | None:
     """Return how many contributions fit into the servers' budgets (rule 11); None if any number."""
     rooms = [
         router.members.servers[index].hello.budget_bytes // size
-        for index, size in enumerate(contribution_bytes(router))
+        for index, size in contribution_bytes(router).items()
         if size and router.members.servers[index].hello.budget_bytes
     ]
     return min(rooms, default=None)
@@ -218,7 +220,7 @@ def budget_text(router: Router, group: Group, chosen: SyncPolicy) -> str:
     """Return which server's budget is too small for a policy, with both figures."""
     sizes, need = contribution_bytes(router), group.need(chosen)
     index = min(
-        (i for i, size in enumerate(sizes) if size),
+        (i for i, size in sizes.items() if size),
         key=lambda i: router.members.servers[i].hello.budget_bytes // sizes[i],
     )
     server = router.members.servers[index]
@@ -304,7 +306,9 @@ def status(router: Router) -> dict[str, Any]:
     members = router.members
     layout = router.layout
     coding = router.coding.plain(layout)
-    placed = Placed(router.catalog.placement, layout, router.config.servers, coding["codecs"])
+    gone = set(range(members.places)) - members.servers.keys()
+    places = max(members.places, router.config.servers)
+    placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
     return {
         "broker": router.config.address,
         "term": members.term,
@@ -331,6 +335,7 @@ def status(router: Router) -> dict[str, Any]:
         else {},
         "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
         **placed.plain(),
+        "moves": router.moves.plain(),
         "servers": [
             {
                 "index": server.index,

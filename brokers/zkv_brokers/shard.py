@@ -7,10 +7,8 @@ order, keeps contributions until the log settles them, and sends what grants say
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,14 +17,15 @@ from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
-from zkv.optimizer_spec import OptimizerSpec
 from zkv.spans import Spans
-from zkv.staleness import staleness
 from zkv.wire import MODEL, NO_BATCH, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.commits import Commits
+from zkv_brokers.configured import down_of, settings_of, up_of
 from zkv_brokers.contributions import Contributions, Open
+from zkv_brokers.copies import Copies
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
+from zkv_brokers.parked import Parked
 from zkv_brokers.shard_events import Action as Action
 from zkv_brokers.shard_events import Event as Event
 from zkv_brokers.shard_events import FromBroker as FromBroker
@@ -34,20 +33,8 @@ from zkv_brokers.shard_events import FromWorker as FromWorker
 from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
-from zkv_brokers.store import Settings, Store
-from zkv_codecs.deltas import down_plan
-from zkv_codecs.plan import plan
-
-PARKED_BYTES_MAX = 256 * 1024 * 1024
-"""How much data that is ahead of the log is kept; beyond it the worker's resend brings it again."""
-PARKED_HEADER_BYTES = 1024
-"""What a parked header counts, so that headers without a payload are bounded too."""
-
-
-@dataclass(slots=True)
-class _Parked:
-    bytes_held: int = 0
-    waiting: deque[FromWorker] = field(default_factory=deque)
+from zkv_brokers.shard_events import ToServer as ToServer
+from zkv_brokers.store import Store
 
 
 class Shard:
@@ -74,6 +61,7 @@ class Shard:
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
         self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
+        self.copies = Copies(self)
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
         self._inits: dict[int, c.Init] = {}
@@ -81,7 +69,7 @@ class Shard:
         self._groups: set[int] = set()
         self._acks: dict[int, list[tuple[ContributionId, int]]] = {}
         self._held: list[tuple[ContributionId, int]] = []
-        self._parked = _Parked()
+        self._parked = Parked()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and return what to send, in order.
@@ -119,6 +107,7 @@ class Shard:
             out.append(ToBroker(c.Held(self._held)))
             self._held = []
         out.extend(self.grants.outgoing(self.number, now))
+        out.extend(self.copies.requests(now))
         return out
 
     # --- the log -----------------------------------------------------------------------------
@@ -136,11 +125,20 @@ class Shard:
                     self._apply(entry, out)
                     self.index += 1
                 self._unpark(out)
+            case c.Catchup(term=term, index=index, entries=entries, versions=versions, last=last):
+                for entry in entries:
+                    self._apply(entry, out)
+                if last:
+                    self.term, self.index, self.versions = term, index, dict(versions)
+                    self._unpark(out)
             case _:
                 pass
 
     def _apply(self, entry: c.Entry, out: list[Action]) -> None:
+        out.extend(self.copies.note(entry))
         match entry:
+            case c.Mirror() | c.Copy() | c.Move() | c.Unmirror() | c.Retire():
+                out.extend(self.copies.apply(entry))
             case c.Init():
                 self._inits[entry.init] = entry
                 mine = (block.bid for block in entry.blocks if block.server == self.number)
@@ -174,19 +172,14 @@ class Shard:
                         self.grants.drop(incarnation, group, grant)
                     if group == MODEL:
                         self.commits.bases.release(incarnation, grant)
-            case c.Configure(optimizer=plain):
-                settings = Settings(
-                    OptimizerSpec.from_plain(plain["model"]),
-                    OptimizerSpec.from_plain(plain["plain"]),
-                    staleness(plain.get("staleness", "none")),
-                )
+            case c.Configure():
+                settings, down = settings_of(entry), down_of(entry)
                 if settings != self.store.settings:
                     self.commits.streaming.check_settings()
                 self.store.configure(settings)
-                down = down_plan(plain.get("codec_down", "none"))
                 if self.store.views.use(down):
                     self.grants.forget_sent()
-                out.append(Prepare((plan(plain.get("codec", "none")), down)))
+                out.append(Prepare((up_of(entry), down)))
             case c.Epoch(members=members, kept=kept):
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))
@@ -249,7 +242,7 @@ class Shard:
         match message:
             case d.Greet(incarnation=incarnation, near=near):
                 self.grants.greet(incarnation, near)
-            case d.Push() | d.Done() | d.Ask() if message.index > self.index:
+            case d.Push() | d.Done() | d.Ask() | d.Fetch() if message.index > self.index:
                 self._park(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
@@ -267,17 +260,16 @@ class Shard:
                 self.grants.got(incarnation, group, grant, bids, now)
             case d.Ask():
                 self.grants.ask(message)
+            case d.Fetch() | d.Part():
+                self.copies.take(message, payload, out)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for servers")
 
     def _park(self, event: FromWorker) -> None:
-        size = PARKED_HEADER_BYTES + (0 if event.payload is None else event.payload.nbytes)
-        if self._parked.bytes_held + size <= PARKED_BYTES_MAX:
-            self._parked.bytes_held += size
-            self._parked.waiting.append(event)
+        self._parked.add(event)
 
     def _unpark(self, out: list[Action]) -> None:
-        waiting, self._parked = self._parked.waiting, _Parked()
+        waiting, self._parked = self._parked.waiting, Parked()
         for event in waiting:
             # What is wrong with one worker's message is no reason to drop the others'.
             with suppress(ProtocolError):
@@ -288,7 +280,8 @@ class Shard:
 
     def _push(self, message: d.Push, payload: Array, out: list[Action]) -> None:
         name = message.contribution
-        if self.contributions.is_settled(name, message.grant):
+        elsewhere = message.bid in self.copies.former and name.group != SEEDS
+        if elsewhere or self.contributions.is_settled(name, message.grant):
             self._ack(name, message.bid)
             return
         held = self._open(name, message.grant)
@@ -305,7 +298,8 @@ class Shard:
                     held.payloads[message.bid] = kept
                     if message.weight is not None:
                         held.declared[message.bid] = message.weight
-                    if self.commits.streaming.begun(name, held):
+                    mine = block.server == self.number
+                    if self.commits.streaming.begun(name, held) and mine:
                         self._make([block])
         self._ack(name, message.bid)
         self._report_if_held(name, held)
@@ -314,7 +308,8 @@ class Shard:
         name = message.contribution
         if not self.contributions.is_settled(name, message.grant):
             held = self._open(name, message.grant)
-            strange = [bid for bid in message.bids if not self._is_part(name, bid)]
+            there = set(message.bids) - self.copies.former
+            strange = sorted(bid for bid in there if not self._is_part(name, bid))
             if strange:
                 self._void(name, held, self._no_block(name, strange[0]), out)
             elif held.bids is None:
@@ -348,7 +343,7 @@ class Shard:
     def _bids(self, name: ContributionId, message: d.Done) -> frozenset[int]:
         """Return the blocks that make a contribution complete: of initial values, all."""
         if name.group != SEEDS:
-            return frozenset(message.bids)
+            return frozenset(message.bids) - self.copies.former
         return self._seed_bids[name.batch]
 
     def _is_part(self, name: ContributionId, bid: int) -> bool:
@@ -356,7 +351,8 @@ class Shard:
         if name.group == SEEDS:
             return bid in self._seed_bids[name.batch]
         block = self.layout.blocks.get(bid)
-        if block is None or block.server != self.number or not block.segments:
+        here = block is not None and (block.server == self.number or bid in self.copies.mirrored)
+        if block is None or not here or not block.segments:
             return False
         return self.layout.group_of[block.segments[0].kid] == name.group
 
@@ -383,6 +379,11 @@ class Shard:
                 self.store.put(self.layout.blocks[bid], payload.copy())
             self.contributions.settle(name)
         self._held.append((name, held.grant))
+
+    def held_elsewhere(self, names: Sequence[ContributionId]) -> None:
+        """Some blocks of these contributions count elsewhere now: look what is complete."""
+        for name in names:
+            self._report_if_held(name, self.contributions.open[name])
 
     def status(self) -> dict[str, object]:
         """Return figures for a status report."""

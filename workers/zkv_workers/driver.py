@@ -185,8 +185,8 @@ class Driver:
                     self._send_data(server, encode_data(message), payload)
                     if isinstance(message, Greet):
                         self._offer(server, message)
-                case s.Connect(servers, broker_data):
-                    self._connect(dict(servers), broker_data)
+                case s.Connect(servers, broker_data, anew):
+                    self._connect(dict(servers), broker_data, set() if anew else set(self._data))
                 case s.Answer(token, value):
                     future = self._futures.pop(token, None)
                     if future is not None and not future.done():
@@ -206,17 +206,20 @@ class Driver:
 
     # --- sockets -----------------------------------------------------------------------------
 
-    def _connect(self, servers: dict[int, str], broker_data: str) -> None:
-        for socket in set(self._data.values()):
-            socket.close()
-        for server in self._data:
+    def _connect(self, servers: dict[int, str], broker_data: str, known: set[int]) -> None:
+        """Connect to these servers and no others, and keep the connections to those in `known`."""
+        kept = {server: self._data[server] for server in known & servers.keys()}
+        for server in self._data.keys() - kept.keys():
             self.nearby.gone(server)
         if self._route == "broker":
-            socket = self._dial(broker_data)
-            self._data = dict.fromkeys(servers, socket)
+            shared = next(iter(self._data.values())) if known else self._dial(broker_data)
+            fresh = dict.fromkeys(servers, shared)
         else:
             self._check_reachable(servers)
-            self._data = {index: self._dial(address) for index, address in servers.items()}
+            fresh = {at: self._dial(address) for at, address in servers.items() if at not in kept}
+        for socket in set(self._data.values()) - set(kept.values()) - set(fresh.values()):
+            socket.close()
+        self._data = kept | fresh
 
     def _check_reachable(self, servers: dict[int, str]) -> None:
         """Fail at once, rather than wait, where a server told an address of its machine only."""

@@ -24,6 +24,7 @@ from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
 from zkv_workers.packing import cut
+from zkv_workers.places import Places
 from zkv_workers.signals import Narrate, SendData
 
 EARLY_BLOCKS_MAX = 4096
@@ -40,8 +41,8 @@ class Uploads:
     """Pushed blocks, by server."""
 
     def __init__(self, layout: Layout, config: SessionConfig) -> None:
-        self._layout = layout
-        self._config = config
+        self.places = Places(layout)
+        self._layout, self._config = layout, config
         self._priority = config.priority
         self._windows: dict[int, Window[SendData]] = {}
         self._pace = None if config.near else Pace()
@@ -70,15 +71,14 @@ class Uploads:
         sealed: Sealed,
         index: int,
         weight: float | None = None,
-    ) -> int:
-        """Queue a block; return the server that it goes to."""
-        server = self._layout.blocks[bid].server
-        payload = sealed.payload
+    ) -> None:
+        """Queue a block for its server; while a copy is made of it, for two."""
+        payload, order = sealed.payload, self._order(name, bid)
         message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight)
-        data, order = SendData(server, message, payload), self._order(name, bid)
-        self._window(server).offer((name, bid), payload.nbytes, data, order)
-        self.bytes_sent += payload.nbytes
-        return server
+        for server in self.places.servers(name, grant, self._layout.blocks[bid]):
+            data = SendData(server, message, payload)
+            self._window(server).offer((name, bid), payload.nbytes, data, order)
+            self.bytes_sent += payload.nbytes
 
     def conclude(
         self,
@@ -92,9 +92,10 @@ class Uploads:
         absent = set(skipped)
         by_server: dict[int, list[int]] = {}
         for block in self._layout.blocks_in(name.group):
-            sent = by_server.setdefault(block.server, [])
-            if not absent.issuperset(block.kids):
-                sent.append(block.bid)
+            for server in self.places.servers(name, grant, block):
+                sent = by_server.setdefault(server, [])
+                if not absent.issuperset(block.kids):
+                    sent.append(block.bid)
         for server, bids in by_server.items():
             self._done(server, d.Done(name, grant, weight, bids, list(skipped), index))
 
@@ -108,10 +109,8 @@ class Uploads:
 
     def end_seeds(self, name: ContributionId, message: c.Layout) -> None:
         """Queue the end of an initialisation."""
-        bids: dict[int, list[int]] = {}
-        for block in message.blocks:
-            bids.setdefault(block.server, []).append(block.bid)
-        for server, sent in bids.items():
+        for server in dict.fromkeys(block.server for block in message.blocks):
+            sent = [block.bid for block in message.blocks if block.server == server]
             self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
 
     def _done(self, server: int, message: d.Done) -> None:
@@ -152,6 +151,7 @@ class Uploads:
 
         `arrived_at`: servers hold all of it, and the word of that was quicker than their receipts.
         """
+        self.places.settled(name)
         for server, window in self._windows.items():
             before = window.in_flight
             names: set[Hashable] = {
@@ -194,6 +194,7 @@ class Uploads:
     def clear(self) -> None:
         """Drop everything (the broker started anew)."""
         self._windows.clear()
+        self.places.clear()
 
 
 class Downloads:
@@ -244,8 +245,11 @@ class Downloads:
         ]
 
     def expect(self, granted: c.Granted, blocks: Iterable[BlockSpec], now: float) -> Assembly:
-        """Wait for these blocks; those that came before the grant are taken in at once."""
-        assembly = Assembly(granted, {block.bid for block in blocks}, now, now)
+        """Wait for these blocks (on demand: for those that are wanted); those that came before the
+        grant are taken in at once."""
+        homes = {block.bid: block.server for block in blocks}
+        missing = set[int]() if granted.on_demand else set(homes)
+        assembly = Assembly(granted, missing, now, now, homes)
         name = (granted.group, granted.grant)
         self._open[name] = assembly
         for message, payload in self._early.pop(name, {}).values():
@@ -361,8 +365,8 @@ class Downloads:
 
     def owing(self) -> set[int]:
         """Return the servers that have not sent everything that was granted."""
-        missing = [bid for assembly in self._open.values() for bid in assembly.missing]
-        return {self._layout.blocks[bid].server for bid in missing}
+        opened = self._open.values()
+        return {assembly.homes[bid] for assembly in opened for bid in assembly.missing}
 
     def overdue(self, incarnation: int, now: float) -> list[SendData]:
         """Return requests for blocks that have not come for too long, or not in a form of use."""
@@ -379,7 +383,7 @@ class Downloads:
         granted = assembly.granted
         by_server: dict[int, list[int]] = {}
         for bid in bids:
-            by_server.setdefault(self._layout.blocks[bid].server, []).append(bid)
+            by_server.setdefault(assembly.homes[bid], []).append(bid)
         index = granted.index if granted.on_demand else 0
         asks = []
         for server, some in by_server.items():

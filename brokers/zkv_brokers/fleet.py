@@ -1,0 +1,154 @@
+"""Servers that come, go, and are lost. Part of the router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from zkv import control as c
+from zkv.entries import Configure, Epoch
+from zkv.errors import Refused, ZkvError
+from zkv_brokers.decisions import Decisions
+from zkv_brokers.members import Server
+
+if TYPE_CHECKING:
+    from zkv_brokers.router import Router
+
+
+class Fleet:
+    """The router's servers: those that the start line waits for, late ones, and drained ones."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._joined: set[int] = set()
+        """Servers that came when all that the start line waits for were here."""
+        self.draining: list[int] = []
+        """Servers that everything moves away from."""
+        self.retired: set[int] = set()
+        """Those of them that own nothing, and were told to go."""
+
+    def closed(self) -> set[int]:
+        """Return the numbers of servers that take no blocks: those that have left, or are to."""
+        members = self._router.members
+        return set(range(members.places)) - members.servers.keys() | set(self.draining)
+
+    def hello(self, peer: int, hello: c.ServerHello, out: Decisions) -> bool:
+        """Let a server in; return whether all are here now.
+
+        Raises:
+            ZkvError: there is no place for it.
+        """
+        router, members = self._router, self._router.members
+        late = members.complete
+        if hello.started and not late:
+            router.fail(
+                "BrokerLost",
+                f"server {hello.name!r} at {hello.address} holds a model of an earlier broker, "
+                "whose log is lost; stop all processes and start the run again",
+            )
+            router.hub.send(peer, router.failed or c.Bye(""))
+            return False
+        if late and hello.joins and hello.started:
+            raise Refused(f"server {hello.name!r} holds blocks of an earlier run; start it anew")
+        enrolled = members.enrol(peer, hello)
+        if isinstance(enrolled, ZkvError):
+            raise enrolled
+        here = f"{len(members.servers)} of {members.servers_wanted}"
+        router.hub.note("info", f"{enrolled} is here, {here}")
+        welcome = c.ServerWelcome(enrolled.index, members.servers_wanted, members.term)
+        router.hub.send(peer, welcome)
+        if late:
+            for message in self._catch_up(out):
+                router.hub.send(peer, message)
+            enrolled.index_sent = out.index
+            self._joined.add(enrolled.index)
+            self._tell(out)
+        return members.complete
+
+    def _catch_up(self, out: Decisions) -> Iterator[c.Catchup]:
+        """Yield what a server has to know that was not here when it was written into the log."""
+        router = self._router
+        entries: list[c.Entry] = []
+        for told in router.catalog.history:
+            match told:
+                case c.Layout(init=init, keys=keys, blocks=blocks):
+                    entries.append(c.Init(init, 0, keys, blocks))
+                case c.Regrouped(kid=kid, group=group, bid=bid):
+                    entries.append(c.Regroup(kid, group, bid))
+                case c.Follow(placement=placement, blocks=moved):
+                    moves = [(bid, servers[0]) for bid, servers in moved]
+                    entries.append(c.Move(placement, moves))
+        for one in router.catalog.pending.values():
+            entries.append(c.Init(one.init, one.incarnation, one.entries, one.blocks, one.plain))
+        entries += router.log.latest(out.entries, (Configure, Epoch))
+        groups = router.groups.by_number
+        versions = [(number, group.version) for number, group in sorted(groups.items())]
+        term = router.members.term
+        for at, entry in enumerate(entries, start=1):
+            yield c.Catchup(term, out.index, [entry], versions, at == len(entries))
+
+    def _tell(self, out: Decisions) -> None:
+        """Tell workers, and the relay, which servers are here."""
+        router = self._router
+        router.servers_changed()
+        here = router.members.servers.values()
+        message = c.Servers([c.ServerAt(s.index, s.hello.name, s.hello.address) for s in here])
+        for incarnation in router.members.incarnations():
+            out.tell(incarnation, message)
+
+    def owned(self) -> set[int]:
+        """Return the servers that own blocks, or will when their first values are here."""
+        router = self._router
+        blocks = list(router.layout.blocks.values())
+        for one in router.catalog.pending.values():
+            blocks += one.blocks
+        return {block.server for block in blocks}
+
+    def look(self, out: Decisions) -> None:
+        """Tell drained servers to go, once nothing is on its way to them."""
+        if not self.draining or not self._router.moves.is_still:
+            return
+        for index in self.draining:
+            if index not in self.retired and index not in self.owned():
+                self.retired.add(index)
+                out.log(c.Retire(index))
+
+    def stopped(self, server: Server, why: str, out: Decisions) -> None:
+        """A server says that it cannot go on, or that it goes."""
+        if self._may_go(server):
+            self._remove(server, why, out)
+        else:
+            self._router.fail("ServerLost", f"{server} stopped: {why}")
+
+    def _may_go(self, server: Server) -> bool:
+        """Whether nothing is lost with a server: a late or a drained one that owns nothing."""
+        spare = server.index in self._joined or server.index in self.draining
+        return spare and server.index not in self.owned() and len(self._router.members.servers) > 1
+
+    def tick(self, out: Decisions) -> None:
+        """Time has passed: a server may be lost."""
+        router, config = self._router, self._router.config
+        for server in list(router.members.servers.values()):
+            silent = router.hub.silent_s(server.peer)
+            gone = server.broken and silent > 3 * config.beat_s
+            if not gone and silent <= config.server_lost_s:
+                continue
+            why = "its connection broke, and " if server.broken else ""
+            why += f"nothing was heard of it for {silent:.1f} s"
+            if self._may_go(server):
+                self._remove(server, why, out)
+            else:
+                router.fail("ServerLost", f"{server} is lost: {why}")
+
+    def _remove(self, server: Server, why: str, out: Decisions) -> None:
+        """Go on without a server that owns nothing."""
+        router = self._router
+        router.hub.note("info", f"{server} is gone: {why}; it owned nothing")
+        router.moves.lost(server.index, out)
+        router.members.dismiss(server)
+        router.hub.close(server.peer)
+        self.draining = [index for index in self.draining if index != server.index]
+        for group in router.groups.by_number.values():
+            group.homes.without(server.index)
+            group.check_all(out)
+        self._tell(out)
