@@ -129,6 +129,7 @@ class Copies:
     def _begin(self, copy: _Copy, entry: c.Copy) -> None:
         shard = self._shard
         copy.clear()
+        copy.placement = entry.placement
         owner = shard.layout.blocks[copy.block.bid].server
         copy.source = next(at for at in entry.sources if at.index == owner)
         copy.relay, copy.index = entry.data_address, shard.index + 1
