@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from zkv import control as c
 from zkv.entries import Configure, Epoch
 from zkv.errors import Refused, ZkvError
+from zkv.layout import Layout
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import Server
+from zkv_brokers.moves import IDLE
+from zkv_brokers.rearranging import by_itself, tried
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -22,6 +25,11 @@ class Fleet:
         self._router = router
         self._joined: set[int] = set()
         """Servers that came when all that the start line waits for were here."""
+        self._fresh: list[int] = []
+        """Those of them that have not got their share."""
+        self._planned: Layout | None = None
+        """The layout that all was planned for."""
+        self._warned = ""
         self.draining: list[int] = []
         """Servers that everything moves away from."""
         self.retired: set[int] = set()
@@ -62,6 +70,7 @@ class Fleet:
                 router.hub.send(peer, message)
             enrolled.index_sent = out.index
             self._joined.add(enrolled.index)
+            self._fresh.append(enrolled.index)
             self._tell(out)
         return members.complete
 
@@ -106,12 +115,26 @@ class Fleet:
 
     def look(self, out: Decisions) -> None:
         """Tell drained servers to go, once nothing is on its way to them."""
-        if not self.draining or not self._router.moves.is_still:
+        moves, layout = self._router.moves, self._router.layout
+        if not (self.draining or self._fresh) or moves.stage != IDLE or moves.waiting:
+            return
+        if self._fresh or self._planned is not layout.snapshot():
+            # There may be keys that are newer than the plan.
+            moves.plan(tried(lambda: by_itself(self._router, self._fresh), self._warn))
+            self._fresh.clear()
+            self._planned = layout.snapshot()
+            moves.look(out)
+        if not self.draining or not moves.is_still:
             return
         for index in self.draining:
             if index not in self.retired and index not in self.owned():
                 self.retired.add(index)
                 out.log(c.Retire(index))
+
+    def _warn(self, text: str) -> None:
+        if text != self._warned:
+            self._router.hub.note("warning", f"some blocks stay where they are: {text}")
+        self._warned = text
 
     def stopped(self, server: Server, why: str, out: Decisions) -> None:
         """A server says that it cannot go on, or that it goes."""
@@ -148,6 +171,7 @@ class Fleet:
         router.members.dismiss(server)
         router.hub.close(server.peer)
         self.draining = [index for index in self.draining if index != server.index]
+        self._fresh = [index for index in self._fresh if index != server.index]
         for group in router.groups.by_number.values():
             group.homes.without(server.index)
             group.check_all(out)

@@ -208,6 +208,7 @@ class Moves:
         steps, self.batch, self.stage = self.batch, [], IDLE
         self._tell([(step.bid, [step.target]) for step in steps], out)
         self.moved += len(steps)
+        self._router.loads.anew(self._router.hub.now)
 
     def _tell(self, blocks: list[tuple[int, list[int]]], out: Decisions) -> None:
         """Tell workers, and groups, where gradients of these blocks go from here on."""

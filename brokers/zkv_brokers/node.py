@@ -168,6 +168,7 @@ class Node:
             if self._link.peer:
                 self._link.send(c.Beat(now, ask=self.config.asks))
                 self._tell_decoding(now)
+                self._tell_traffic()
         self._carry(self.shard.copies.requests(now))
         if self.shard.copies.left and self._link.idle:
             self._out.append(Drained())
@@ -190,6 +191,11 @@ class Node:
             by_cost = sorted(self.shard.layout.spread(spent).items(), key=lambda one: -one[1])
             first = by_cost[: c.KEYS_TOLD_MAX]
             self._link.send(c.Decoding(first, commits.updates, commits.update_s))
+
+    def _tell_traffic(self) -> None:
+        """Tell what blocks have carried, of those where that has changed."""
+        if news := self.shard.traffic.news():
+            self._link.send(c.Traffic(news))
 
     def stop(self, why: str, now: float) -> list[Action]:
         """Say goodbye."""

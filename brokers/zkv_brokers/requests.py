@@ -10,6 +10,7 @@ from zkv import control as c
 from zkv.errors import ProtocolError, Refused, UnknownKey
 from zkv.policy import SyncPolicy, policy
 from zkv.reasons import Reason
+from zkv.rebalance import imbalance_of
 from zkv.staleness import staleness
 from zkv.wire import MODEL, PULLS, ContributionId
 from zkv_brokers import reasons
@@ -300,12 +301,22 @@ def _workers(router: Router) -> list[dict[str, Any]]:
     ]
 
 
+def _measured(router: Router) -> dict[str, Any]:
+    """Return how evenly payload bytes were spread, and over how many seconds."""
+    loads, servers = router.loads, router.members.servers
+    return {
+        "measured_imbalance": round(imbalance_of(loads.by_server(servers)), 4) if servers else 1.0,
+        "measured_s": round(loads.seconds(router.hub.now), 3),
+    }
+
+
 def status(router: Router) -> dict[str, Any]:
     """Return how things stand, as plain data for `zkv status --json`."""
     model = router.groups.model
     members = router.members
     layout = router.layout
     coding = router.coding.plain(layout)
+    measured = router.loads.by_server(members.servers)
     gone = set(range(members.places)) - members.servers.keys()
     places = max(members.places, router.config.servers)
     placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
@@ -335,7 +346,8 @@ def status(router: Router) -> dict[str, Any]:
         else {},
         "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
         **placed.plain(),
-        "moves": router.moves.plain(),
+        "moves": {**router.moves.plain(), "draining": router.fleet.draining},
+        **_measured(router),
         "servers": [
             {
                 "index": server.index,
@@ -345,6 +357,7 @@ def status(router: Router) -> dict[str, Any]:
                 "pid": server.hello.pid,
                 "last_heard_s": round(router.hub.silent_s(server.peer), 3),
                 **placed.of_server(server.index),
+                "measured": measured.get(server.index, 0.0),
                 "updates": server.updates,
                 "update_s": round(server.update_s, 6),
             }

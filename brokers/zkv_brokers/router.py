@@ -28,9 +28,11 @@ from zkv_brokers.groups import Groups
 from zkv_brokers.hub import Hub
 from zkv_brokers.hub import Note as Note
 from zkv_brokers.hub import Send as Send
+from zkv_brokers.loads import Loads
 from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
+from zkv_brokers.rearranging import rearrange
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Received as Received
@@ -66,7 +68,7 @@ class Router:
         """What the last turn has written into the log."""
         self.failed: c.Fatal | None = None
         self.door = Door(self)
-        self.fleet, self.moves = Fleet(self), Moves(self)
+        self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self._told: dict[int, str] = {}
@@ -165,6 +167,8 @@ class Router:
                 number = who.number if isinstance(who, Worker) else -1
                 value = requests.change(self, message, number, out)
                 self.hub.send(peer, c.Reply(message.token, value, out.index))
+            case c.Rearrange(token=token):
+                self.hub.send(peer, c.Reply(token, rearrange(self, message)))
             case _ if isinstance(who, Worker):
                 self._from_worker(who, message, out)
             case _ if isinstance(who, Server):
@@ -245,6 +249,8 @@ class Router:
             case c.Decoding(seconds=seconds):
                 self.coding.decoding(server.index, seconds)
                 server.updates, server.update_s = message.updates, message.update_s
+            case c.Traffic(blocks=blocks):
+                self.loads.told(server.index, blocks, self.hub.now)
             case c.Copied():
                 self.moves.copied(server, message, out)
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
@@ -256,14 +262,9 @@ class Router:
 
     def _offer(self, worker: Worker, message: c.Offer, out: Decisions) -> None:
         plain = message.plain or self.groups.model is not None
-        taken = self.catalog.offer(
-            worker.incarnation,
-            message,
-            plain,
-            self.members.places,
-            self.plain_spec if plain else self.model_spec,
-            out,
-        )
+        who, places = worker.incarnation, self.members.places
+        spec = self.plain_spec if plain else self.model_spec
+        taken = self.catalog.offer(who, message, plain, places, spec, out)
         if isinstance(taken, ZkvError):
             raise taken
         if taken is None:

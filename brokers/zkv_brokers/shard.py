@@ -35,6 +35,7 @@ from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
 from zkv_brokers.store import Store
+from zkv_brokers.traffic import Traffic
 
 
 class Shard:
@@ -62,6 +63,7 @@ class Shard:
         self.commits = Commits(self.store, self.contributions, spans)
         self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
         self.copies = Copies(self)
+        self.traffic = Traffic()
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
         self._inits: dict[int, c.Init] = {}
@@ -106,7 +108,7 @@ class Shard:
         if self._held:
             out.append(ToBroker(c.Held(self._held)))
             self._held = []
-        out.extend(self.grants.outgoing(self.number, now))
+        out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))
         out.extend(self.copies.requests(now))
         return out
 
@@ -125,11 +127,12 @@ class Shard:
                     self._apply(entry, out)
                     self.index += 1
                 self._unpark(out)
-            case c.Catchup(term=term, index=index, entries=entries, versions=versions, last=last):
-                for entry in entries:
+            case c.Catchup():
+                for entry in message.entries:
                     self._apply(entry, out)
-                if last:
-                    self.term, self.index, self.versions = term, index, dict(versions)
+                if message.last:
+                    self.term, self.index = message.term, message.index
+                    self.versions = dict(message.versions)
                     self._unpark(out)
             case _:
                 pass
@@ -247,10 +250,8 @@ class Shard:
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):
-                reason = (
-                    f"server {self.number}: incarnation {name.incarnation} is no member (any more)"
-                )
-                fenced = d.Fenced(self.number, name.incarnation, reason)
+                why = f"incarnation {name.incarnation} is no member (any more)"
+                fenced = d.Fenced(self.number, name.incarnation, f"server {self.number}: {why}")
                 out.append(ToWorker(name.incarnation, fenced, None))
             case d.Push() if payload is not None:
                 self._push(message, payload, out)
@@ -296,10 +297,10 @@ class Shard:
                     self._void(name, held, kept, out)
                 else:
                     held.payloads[message.bid] = kept
+                    self.traffic.carried(message.bid, payload.nbytes)
                     if message.weight is not None:
                         held.declared[message.bid] = message.weight
-                    mine = block.server == self.number
-                    if self.commits.streaming.begun(name, held) and mine:
+                    if self.commits.streaming.begun(name, held) and block.server == self.number:
                         self._make([block])
         self._ack(name, message.bid)
         self._report_if_held(name, held)

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import zmq
@@ -186,7 +186,8 @@ class Driver:
                     if isinstance(message, Greet):
                         self._offer(server, message)
                 case s.Connect(servers, broker_data, anew):
-                    self._connect(dict(servers), broker_data, set() if anew else set(self._data))
+                    self._disconnect(self._data.keys() if anew else set())
+                    self._connect(dict(servers), broker_data)
                 case s.Answer(token, value):
                     future = self._futures.pop(token, None)
                     if future is not None and not future.done():
@@ -206,20 +207,24 @@ class Driver:
 
     # --- sockets -----------------------------------------------------------------------------
 
-    def _connect(self, servers: dict[int, str], broker_data: str, known: set[int]) -> None:
-        """Connect to these servers and no others, and keep the connections to those in `known`."""
-        kept = {server: self._data[server] for server in known & servers.keys()}
-        for server in self._data.keys() - kept.keys():
-            self.nearby.gone(server)
+    def _connect(self, servers: dict[int, str], broker_data: str) -> None:
+        """Connect to these servers and no others; connections that are there stay."""
+        self._disconnect(self._data.keys() - servers.keys())
+        fresh = {at: address for at, address in servers.items() if at not in self._data}
         if self._route == "broker":
-            shared = next(iter(self._data.values())) if known else self._dial(broker_data)
-            fresh = dict.fromkeys(servers, shared)
+            there = list(self._data.values())
+            socket = there[0] if there else self._dial(broker_data)
+            self._data |= dict.fromkeys(fresh, socket)
         else:
             self._check_reachable(servers)
-            fresh = {at: self._dial(address) for at, address in servers.items() if at not in kept}
-        for socket in set(self._data.values()) - set(kept.values()) - set(fresh.values()):
+            self._data |= {index: self._dial(address) for index, address in fresh.items()}
+
+    def _disconnect(self, servers: Set[int]) -> None:
+        gone = {server: self._data.pop(server) for server in tuple(servers)}
+        for server in gone:
+            self.nearby.gone(server)
+        for socket in set(gone.values()) - set(self._data.values()):
             socket.close()
-        self._data = kept | fresh
 
     def _check_reachable(self, servers: dict[int, str]) -> None:
         """Fail at once, rather than wait, where a server told an address of its machine only."""
