@@ -27,6 +27,8 @@ class Fleet:
         """Servers that came when all that the start line waits for were here."""
         self._fresh: list[int] = []
         """Those of them that have not got their share."""
+        self._early: dict[int, c.ServerHello] = {}
+        """Late servers that were early, by the instance number of their process."""
         self._planned: Layout | None = None
         """The layout that all was planned for."""
         self._warned = ""
@@ -56,6 +58,10 @@ class Fleet:
             )
             router.hub.send(peer, router.failed or c.Bye(""))
             return False
+        if hello.joins and not late:
+            # It is one more: it must not take the place of one that the start line waits for.
+            self._early[peer] = hello
+            return False
         if late and hello.joins and hello.started:
             raise Refused(f"server {hello.name!r} holds blocks of an earlier run; start it anew")
         enrolled = members.enrol(peer, hello)
@@ -72,6 +78,12 @@ class Fleet:
             self._joined.add(enrolled.index)
             self._fresh.append(enrolled.index)
             self._tell(out)
+        early, self._early = (self._early, {}) if members.complete else ({}, self._early)
+        for waited, one in early.items():
+            try:
+                self.hello(waited, one, out)
+            except ZkvError as error:
+                router.refuse(waited, 0, error)
         return members.complete
 
     def _catch_up(self, out: Decisions) -> Iterator[c.Catchup]:
@@ -169,6 +181,7 @@ class Fleet:
         router.hub.note("info", f"{server} is gone: {why}; it owned nothing")
         router.moves.lost(server.index, out)
         router.members.dismiss(server)
+        router.hub.send(server.peer, c.Bye(why))
         router.hub.close(server.peer)
         self.draining = [index for index in self.draining if index != server.index]
         self._fresh = [index for index in self._fresh if index != server.index]

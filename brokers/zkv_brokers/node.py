@@ -170,9 +170,7 @@ class Node:
                 self._tell_decoding(now)
                 self._tell_traffic()
         self._carry(self.shard.copies.requests(now))
-        if self.shard.copies.left and self._link.idle:
-            self._out.append(Drained())
-        elif self.welcome is None:
+        if self.welcome is None:
             self._wait_for_broker(now)
         elif self._link.heard is not None and now - self._link.heard > self.config.broker_lost_s:
             silent = now - self._link.heard
@@ -230,6 +228,8 @@ class Node:
             case c.Fatal(code=code, reason=reason) | c.Refusal(code=code, reason=reason):
                 self._fail(from_code(code, reason))
                 return
+            case c.Bye() if self.shard.copies.left:
+                self._out.append(Drained())
             case c.Beat(at=at, echo=echo) if echo is not None:
                 self.round_trips.note(echo, at, now)
             case c.ServerWelcome(index=index, servers=servers):
