@@ -308,11 +308,16 @@ class Sim:
         self._tick_node(index)
 
     def _die(self) -> None:
-        """Kill a server that joined, as long as nothing is lost with it."""
+        """Kill a server that joined, as long as nothing is lost with it: nor first values."""
+        if not self.commits():
+            self.later(0.1, self._die)
+            return
         members = self.router.members.servers
         for number in sorted(self.router.fleet.joined & members.keys()):
-            if number not in self.router.fleet.owned():
-                at = self.place(number)
+            at = self.place(number)
+            copies = self.nodes[at].shard.copies.mirrored.values()
+            # Who has said that a copy is live may own the block by now.
+            if number not in self.router.fleet.owned() and not any(one.live for one in copies):
                 self.dead.add(at)
                 self.notes.append(f"{self.now:.2f} server-{at} died")
                 self.later(0.01, lambda n=number: self._link_broke(n))
@@ -337,6 +342,9 @@ class Sim:
 
     def place(self, server: int) -> int:
         """Return which node the broker has given this index (they are counted as they announce)."""
+        member = self.router.members.servers.get(server)
+        if member is not None:
+            return int(member.hello.address.rpartition(":")[2]) - 100
         found = [at for at, node in enumerate(self.nodes) if _number(node) == server]
         assert len(found) == 1, f"server {server} is {found}; {self.story()}"
         return found[0]

@@ -65,6 +65,8 @@ class Push(Frozen, frozen=True, tag=2):
     """Of a payload that a codec has made."""
     weight: Weight | None = None
     """Of the contribution, if it is known already, and no key of the block is skipped."""
+    placement: UInt = 0
+    """That the contribution goes by."""
 
 
 class Done(Frozen, frozen=True, tag=3):
@@ -76,6 +78,8 @@ class Done(Frozen, frozen=True, tag=3):
     bids: list[UInt]
     skipped: list[UInt]
     index: UInt
+    placement: UInt = 0
+    """That the contribution goes by."""
 
 
 class Got(Frozen, frozen=True, tag=4):

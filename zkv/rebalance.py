@@ -190,26 +190,26 @@ class Rearrangement:
     ) -> bool:
         loads = self.weights(weights)
         mean = sum(loads.values()) / max(1, len(loads))
-        busiest = max(loads, key=lambda server: (loads[server], -server))
-        if mean <= 0 or loads[busiest] <= EVEN * mean or busiest == only:
+        idlest = sorted(loads, key=lambda server: (loads[server], server))
+        if mean <= 0 or loads[idlest[-1]] <= EVEN * mean:
             return False
         least = GAIN * mean
         on: dict[int, list[_Load]] = {server: [] for server in loads}
         for one in movable:
             on[self.where[one.unit.at[0]]].append(one)
-        targets = [only] if only is not None else sorted(loads, key=lambda one: (loads[one], one))
-        for swap in (False, True):
-            for target in targets:
-                gap = loads[busiest] - loads[target]
-                if target == busiest or gap <= 2 * least or (swap and only is not None):
-                    continue
-                found = self._best(on[busiest], on[target] if swap else (), target, gap, least)
-                if found is not None:
-                    there, back = found
-                    self._put(there.unit.at, target, why)
-                    if back is not None:
-                        self._put(back.unit.at, busiest, why)
-                    return True
+        # What is not the busiest gives up something only where one server is to be filled.
+        sources = idlest[::-1] if only is not None else idlest[-1:]
+        for source in sources:
+            for swap in (False, True) if only is None else (False,):
+                for target in [only] if only is not None else idlest:
+                    gap = loads[source] - loads[target]
+                    if target == source or gap <= 2 * least:
+                        continue
+                    found = self._best(on[source], on[target] if swap else (), target, gap, least)
+                    if found is not None:
+                        self._put(found[0].unit.at, target, why)
+                        self._put([] if found[1] is None else found[1].unit.at, source, why)
+                        return True
         return False
 
     def _best(

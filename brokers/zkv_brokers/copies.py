@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 FETCHED_AT_ONCE = 4
 """Blocks whose states are asked for at a time."""
 ASK_AGAIN_S = 1.0
+PARTS_MAX = 65_536
+"""Of a state: 64 GiB."""
+PARTS_ASKED_MAX = 4096
+"""In one message."""
 WAITING_BYTES_MAX = 256 * 1024 * 1024
 """Gradients that wait for a copy's state; beyond it the copy is given up, and may begin anew."""
 
@@ -42,7 +46,10 @@ class _Copy:
     """A block of another server whose gradients come here too."""
 
     block: BlockSpec
-    placement: int
+    since: int
+    """The placement from which on gradients come here too."""
+    placement: int = 0
+    """What names the copy."""
     store: Store | None = None
     """What the copy is made in; None: the log has not said `Copy` yet."""
     bases: Bases = field(default_factory=Bases)
@@ -239,7 +246,7 @@ class Copies:
         copy = self.mirrored.get(message.bid)
         if copy is None or copy.placement != message.placement or copy not in self._filling():
             return
-        if payload is None or not message.at < message.of:
+        if payload is None or not message.at < message.of <= PARTS_MAX:
             raise ProtocolError(f"part {message.at} of {message.of} of block {message.bid}")
         copy.of, copy.head = message.of, message.head
         copy.parts[message.at] = payload.copy()
@@ -295,13 +302,19 @@ class Copies:
 
     def _request(self, copy: _Copy) -> Action:
         assert copy.source is not None
-        missing = [at for at in range(copy.of) if at not in copy.parts]
+        missing = [at for at in range(copy.of) if at not in copy.parts][:PARTS_ASKED_MAX]
         number = self._shard.number
         fetch = d.Fetch(number, copy.placement, copy.block.bid, copy.index, missing)
         # Servers that cannot reach each other can by way of the broker, which reaches all.
         relayed = bool(copy.relay) and copy.asked % 2 == 1
         address = copy.relay if relayed else copy.source.address
         return ToServer(copy.source.index, fetch, None, address, relayed)
+
+    def elsewhere(self, bid: int, placement: int) -> bool:
+        """Return whether what goes by a placement counts elsewhere, though it comes here too: the
+        block has moved away, or a later copy of it is made here."""
+        copy = self.mirrored.get(bid)
+        return bid in self.former or (copy is not None and placement < copy.since)
 
     @property
     def left(self) -> bool:

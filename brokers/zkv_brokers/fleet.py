@@ -23,7 +23,7 @@ class Fleet:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._joined: set[int] = set()
+        self.joined: set[int] = set()
         """Servers that came when all that the start line waits for were here."""
         self._fresh: list[int] = []
         """Those of them that have not got their share."""
@@ -75,7 +75,7 @@ class Fleet:
             for message in self._catch_up(out):
                 router.hub.send(peer, message)
             enrolled.index_sent = out.index
-            self._joined.add(enrolled.index)
+            self.joined.add(enrolled.index)
             self._fresh.append(enrolled.index)
             self._tell(out)
         early, self._early = (self._early, {}) if members.complete else ({}, self._early)
@@ -157,7 +157,7 @@ class Fleet:
 
     def _may_go(self, server: Server) -> bool:
         """Whether nothing is lost with a server: a late or a drained one that owns nothing."""
-        spare = server.index in self._joined or server.index in self.draining
+        spare = server.index in self.joined or server.index in self.draining
         return spare and server.index not in self.owned() and len(self._router.members.servers) > 1
 
     def tick(self, out: Decisions) -> None:

@@ -162,9 +162,10 @@ def by_itself(router: Router, fresh: Sequence[int]) -> list[Step]:
     Raises:
         ConfigError: no server has room.
     """
-    plan = Plan(router, router.fleet.closed())
+    closed = router.fleet.closed()
+    plan = Plan(router, closed)
     plan.arrangement.empty_closed("its server is drained")
-    for server in fresh:
+    for server in (one for one in fresh if one not in closed):
         plan.arrangement.fill(server, f"server {server} has come")
     return plan.steps()
 

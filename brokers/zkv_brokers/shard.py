@@ -281,7 +281,8 @@ class Shard:
 
     def _push(self, message: d.Push, payload: Array, out: list[Action]) -> None:
         name = message.contribution
-        elsewhere = message.bid in self.copies.former and name.group != SEEDS
+        seeds = name.group == SEEDS
+        elsewhere = not seeds and self.copies.elsewhere(message.bid, message.placement)
         if elsewhere or self.contributions.is_settled(name, message.grant):
             self._ack(name, message.bid)
             return
@@ -309,14 +310,15 @@ class Shard:
         name = message.contribution
         if not self.contributions.is_settled(name, message.grant):
             held = self._open(name, message.grant)
-            there = set(message.bids) - self.copies.former
-            strange = sorted(bid for bid in there if not self._is_part(name, bid))
+            seeds, at = name.group == SEEDS, message.placement
+            here = [bid for bid in message.bids if seeds or not self.copies.elsewhere(bid, at)]
+            strange = [bid for bid in here if not self._is_part(name, bid)]
             if strange:
                 self._void(name, held, self._no_block(name, strange[0]), out)
             elif held.bids is None:
                 # Said once: what was reported as held does not change any more.
                 held.weight = message.weight
-                held.bids = self._bids(name, message)
+                held.bids = self._seed_bids[name.batch] if seeds else frozenset(here)
                 held.skipped = frozenset(message.skipped)
                 if self.commits.streaming.begun(name, held):
                     self._make(self._mine(MODEL))
@@ -340,12 +342,6 @@ class Shard:
                 f"which server {self.number} does not know"
             )
         return self.contributions.at(name, grant)
-
-    def _bids(self, name: ContributionId, message: d.Done) -> frozenset[int]:
-        """Return the blocks that make a contribution complete: of initial values, all."""
-        if name.group != SEEDS:
-            return frozenset(message.bids) - self.copies.former
-        return self._seed_bids[name.batch]
 
     def _is_part(self, name: ContributionId, bid: int) -> bool:
         """Return whether this block is here and belongs to what is contributed to."""

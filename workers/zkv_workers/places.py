@@ -9,6 +9,7 @@ frames.
 from __future__ import annotations
 
 from zkv import control as c
+from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.owners import Owners
 from zkv.wire import MODEL, SEEDS, BlockSpec, ContributionId
@@ -53,7 +54,14 @@ class Places:
         self._granted.pop(grant, None)
 
     def follow(self, message: c.Follow) -> c.Followed:
-        """Blocks get other servers; return what to tell the broker."""
+        """Blocks get other servers; return what to tell the broker.
+
+        Raises:
+            ProtocolError: there is no such block, or no server of it is named.
+        """
+        for bid, servers in message.blocks:
+            if bid not in self._layout.blocks or not servers:
+                raise ProtocolError(f"block {bid} cannot be on servers {servers}")
         for bid, servers in message.blocks:
             before = self._layout.blocks[bid].server
             self._owners.change(message.placement, bid, before, servers)

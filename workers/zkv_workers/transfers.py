@@ -74,19 +74,15 @@ class Uploads:
     ) -> None:
         """Queue a block for its server; while a copy is made of it, for two."""
         payload, order = sealed.payload, self._order(name, bid)
-        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight)
+        placement = self.places.begun(name, grant)
+        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight, placement)
         for server in self.places.servers(name, grant, self._layout.blocks[bid]):
             data = SendData(server, message, payload)
             self._window(server).offer((name, bid), payload.nbytes, data, order)
             self.bytes_sent += payload.nbytes
 
     def conclude(
-        self,
-        name: ContributionId,
-        grant: int,
-        weight: float,
-        skipped: Sequence[int],
-        index: int,
+        self, name: ContributionId, grant: int, weight: float, skipped: Sequence[int], index: int
     ) -> None:
         """Queue the end of a contribution for every server of its group (rule 8)."""
         absent = set(skipped)
@@ -96,8 +92,9 @@ class Uploads:
                 sent = by_server.setdefault(server, [])
                 if not absent.issuperset(block.kids):
                     sent.append(block.bid)
+        placement, skips = self.places.begun(name, grant), list(skipped)
         for server, bids in by_server.items():
-            self._done(server, d.Done(name, grant, weight, bids, list(skipped), index))
+            self._done(server, d.Done(name, grant, weight, bids, skips, index, placement))
 
     def seed(
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
