@@ -225,8 +225,9 @@ class Group(Book):
 
     def check_all(self, out: Decisions) -> None:
         """Look at all contributions that have not arrived: fewer servers may have to hold them."""
-        for arrival in list(self.arrivals.values()):
-            self._check(arrival, out)
+        for name, arrival in list(self.arrivals.items()):
+            if name in self.arrivals:
+                self._check(arrival, out)
 
     @property
     def is_summing(self) -> bool:

@@ -111,6 +111,7 @@ def rearrange(router: Router, message: c.Rearrange) -> dict[str, Any]:
         ConfigError: no server has room; the text names the key, its size and the limit.
     """
     fleet, members = router.fleet, router.members
+    of: int | None = None
     match message.action:
         case "rebalance":
             plan = Plan(router, fleet.closed())
@@ -123,6 +124,7 @@ def rearrange(router: Router, message: c.Rearrange) -> dict[str, Any]:
             plan.arrangement.level(plan.measured, "from the busiest server to the idlest")
         case "drain":
             server = members.find(message.server)
+            of = server.index
             left = members.servers.keys() - fleet.closed() - {server.index}
             if not left:
                 raise Refused(
@@ -139,7 +141,7 @@ def rearrange(router: Router, message: c.Rearrange) -> dict[str, Any]:
             raise Refused(f"{other!r} is none of rebalance, drain, move")
     if not message.dry:
         router.moves.plan(plan.steps())
-    return {"action": message.action, "dry": message.dry, **plan.plain()}
+    return {"action": message.action, "server": of, "dry": message.dry, **plan.plain()}
 
 
 def _sent(router: Router, message: c.Rearrange) -> Plan:
