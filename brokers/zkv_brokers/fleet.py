@@ -50,6 +50,8 @@ class Fleet:
         """
         router, members = self._router, self._router.members
         late = members.complete
+        if hello.joins and hello.started:
+            raise Refused(f"server {hello.name!r} holds blocks of an earlier run; start it anew")
         if hello.started and not late:
             router.fail(
                 "BrokerLost",
@@ -62,8 +64,6 @@ class Fleet:
             # It is one more: it must not take the place of one that the start line waits for.
             self._early[peer] = hello
             return False
-        if late and hello.joins and hello.started:
-            raise Refused(f"server {hello.name!r} holds blocks of an earlier run; start it anew")
         enrolled = members.enrol(peer, hello)
         if isinstance(enrolled, ZkvError):
             raise enrolled

@@ -133,7 +133,9 @@ class Grants:
             )
         name = (entry.incarnation, entry.group, entry.grant)
         self._note(entry)
-        self._ahead[name] = (entry, {block.bid for block in blocks}, self._turn(entry))
+        serial = self._turn(entry)
+        if blocks:
+            self._ahead[name] = (entry, {block.bid for block in blocks}, serial)
 
     def _note(self, entry: c.Grant) -> None:
         """Note a grant whose values later ones may be said to be like; who asks for them keeps
