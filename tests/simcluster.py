@@ -317,7 +317,7 @@ class Sim:
             at = self.place(number)
             copies = self.nodes[at].shard.copies.mirrored.values()
             # Who has said that a copy is live may own the block by now.
-            if number not in self.router.fleet.owned() and not any(one.live for one in copies):
+            if self.router.fleet.may_go(members[number]) and not any(one.live for one in copies):
                 self.dead.add(at)
                 self.notes.append(f"{self.now:.2f} server-{at} died")
                 self.later(0.01, lambda n=number: self._link_broke(n))

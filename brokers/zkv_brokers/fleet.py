@@ -150,15 +150,31 @@ class Fleet:
 
     def stopped(self, server: Server, why: str, out: Decisions) -> None:
         """A server says that it cannot go on, or that it goes."""
-        if self._may_go(server):
+        drained = server.index in self.retired and server.index not in self.owned()
+        if drained or self.may_go(server):
             self._remove(server, why, out)
         else:
             self._router.fail("ServerLost", f"{server} stopped: {why}")
 
-    def _may_go(self, server: Server) -> bool:
-        """Whether nothing is lost with a server: a late or a drained one that owns nothing."""
-        spare = server.index in self.joined or server.index in self.draining
-        return spare and server.index not in self.owned() and len(self._router.members.servers) > 1
+    def may_go(self, server: Server) -> bool:
+        """Return whether nothing is lost with a server: a late one that has never owned a block.
+
+        One that has may still have values to send that were granted while it did.
+        """
+        return server.index in self.joined and server.index not in self._owners()
+
+    def _owners(self) -> set[int]:
+        """Return the servers that own blocks, will when their first values are here, or did."""
+        found = {
+            block.server for one in self._router.catalog.pending.values() for block in one.blocks
+        }
+        for told in self._router.catalog.history:
+            match told:
+                case c.Layout(blocks=blocks):
+                    found |= {block.server for block in blocks}
+                case c.Follow(blocks=moved):
+                    found |= {servers[0] for _, servers in moved}
+        return found
 
     def tick(self, out: Decisions) -> None:
         """Time has passed: a server may be lost."""
@@ -170,7 +186,7 @@ class Fleet:
                 continue
             why = "its connection broke, and " if server.broken else ""
             why += f"nothing was heard of it for {silent:.1f} s"
-            if self._may_go(server):
+            if self.may_go(server):
                 self._remove(server, why, out)
             else:
                 router.fail("ServerLost", f"{server} is lost: {why}")

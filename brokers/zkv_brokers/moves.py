@@ -148,6 +148,17 @@ class Moves:
             found |= {one.number for one in older}
         return sorted(found)
 
+    def _waited_for(self) -> list[int]:
+        """Return the numbers of workers that the blocks that are moving now wait for."""
+        model = self._router.groups.model
+        if self.stage == FOLLOWING:
+            return self.waits_for()
+        if self.stage == FLIPPING and model is not None:
+            return sorted(
+                n for n, grant in model.ahead.members.items() if not model.has_arrived(n, grant)
+            )
+        return []
+
     def _is_over(self, incarnation: int, group: int, grant: int) -> bool:
         known = self._router.groups.by_number.get(group)
         return known is None or known.is_over(incarnation, grant)
@@ -252,7 +263,7 @@ class Moves:
             "waiting": len(self.waiting),
             "moved": self.moved,
             "given_up": dict(self.given_up),
-            "waits_for": self.waits_for() if self.stage == FOLLOWING else [],
+            "waits_for": self._waited_for(),
         }
 
 
