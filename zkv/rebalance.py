@@ -162,7 +162,8 @@ class Rearrangement:
             self.level(weights, why, only=server)
             return
         for unit in self._units:
-            if unit.pin is None and next(iter(self._wishes.ring.walk(unit.name))) == server:
+            order = (one for one in self._wishes.ring.walk(unit.name) if one not in self._closed)
+            if unit.pin is None and next(order) == server:
                 there = [at for at in unit.at if self.where[at] != server]
                 part = self._part(unit, there)
                 if there and fitting.fits(self._placement.caps, self._shares[server], part):

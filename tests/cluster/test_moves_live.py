@@ -17,6 +17,7 @@ from zkv import control as c
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
 from zkv.errors import ConfigError, Refused
+from zkv.rebalance import imbalance_of
 from zkv_brokers.replay import replay
 from zkv_brokers.router import Router
 from zkv_brokers.server import Server, ServerConfig
@@ -109,7 +110,7 @@ def assert_same(one: list[dict[Any, Array]], other: list[dict[Any, Array]]) -> N
 async def rebalance(made: Cluster) -> None:
     """Level the measured load, look that it is what was planned, and that it got better."""
     router = router_of(made)
-    await until(lambda: all(router.loads.by_server([0, 1]).values()), what="a measured load")
+    await until(lambda: imbalance_of(router.loads.by_server([0, 1])) > 1.35, what="an uneven load")
     plan = await asked(made, "rebalance")
     print(f"imbalance {plan['imbalance_before']} before, {plan['imbalance_after']} planned")
     assert plan["of"] == "measured"
@@ -144,7 +145,7 @@ async def rearrange(made: Cluster) -> None:
     [
         ("direct", {}),
         ("broker", {}),
-        ("direct", {"optimizer": "adam:lr=0.01", "codec_down": "int8", "codec": "topk:0.1+ef"}),
+        ("direct", {"optimizer": "adam:lr=0.01", "codec_down": "int8"}),
         ("direct", {"optimizer": "sgd:lr=0.1,clip_global_norm=1.0"}),
     ],
 )
@@ -195,7 +196,7 @@ async def test_plain_keys_move_and_every_push_counts_once() -> None:
             await asked(made, "move", str(turn % 2), "p")
             await moved(made)
             for push in pushes:
-                assert (await push).outcome == "committed"
+                assert await push == "committed"
             layout = router_of(made).layout
             assert layout.blocks_with(layout.kid("p"))[0].server == turn % 2
         np.testing.assert_array_equal((await worker.pull("p")), np.full(5, -6.0))
@@ -281,4 +282,4 @@ async def test_a_late_server_that_owns_nothing_may_die() -> None:
         await worker.init({"w": np.zeros(3, np.float32)})
         async with worker.batch() as batch:
             batch.push("w", np.ones(3, np.float32))
-        assert (await batch.wait()).outcome == "committed"
+        assert await batch.wait() == "committed"
