@@ -178,11 +178,16 @@ async def test_the_measured_load_is_more_even_afterwards() -> None:
         await rebalance(made)
         loads, reached = router_of(made).loads, router_of(made).groups.version
         await version(made, reached + 16)
-        await until(lambda: all(loads.by_server([0, 1]).values()), what="a measured load")
+
+        def measured() -> float:
+            carried = loads.by_server([0, 1])
+            return imbalance_of(carried) if all(carried.values()) else 2.0
+
+        await until(lambda: measured() < 1.25, what="a more even load")
         status = await asyncio.to_thread(ask, made.address, c.Status(TOKEN), 10.0)
         print(f"measured afterwards: {status['measured_imbalance']}")
-        assert status["measured_imbalance"] < 1.3
         assert status["moves"]["stage"] == "idle"
+        assert status["moves"]["moved"] > 0
 
     async with cluster(2) as made:
         await train(made, operate)

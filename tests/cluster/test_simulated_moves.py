@@ -101,6 +101,23 @@ def test_a_target_that_dies_in_the_middle_of_a_move_costs_nothing() -> None:
     assert given_up > 0
 
 
+def test_a_target_that_cannot_keep_up_leaves_the_blocks_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy whose state does not come before too much waits for it begins anew, three times."""
+    monkeypatch.setattr(co, "WAITING_BYTES_MAX", 0)
+    given_up, moved = 0, 0
+    for seed in range(12):
+        made = Options(policy="asp", servers=2, batches=30, moves=4, delay_s=0.05)
+        sim = simulate(seed, replace(made, compute_s=(0.005, 0.01)))
+        given_up += sum(sim.router.moves.given_up.values())
+        moved += sim.router.moves.moved
+        copies, moves = len(entries(sim, c.Copy)), len(entries(sim, c.Move))
+        assert copies >= moves
+    assert given_up > 0
+    assert moved > 0
+
+
 # --- tests of the test: each removes one rule ------------------------------------------------
 
 
@@ -188,19 +205,6 @@ def _batches_change_their_placement(patch: pytest.MonkeyPatch) -> None:
         return self._owners.placement
 
     patch.setattr(Places, "begun", begun)
-
-
-def _parts_of_any_copy_will_do(patch: pytest.MonkeyPatch) -> None:
-    """A late part of an earlier copy is taken for one of the present."""
-    original = co.Copies.take
-
-    def take(self: co.Copies, message: Any, payload: Any, out: Any) -> None:
-        for bid, copy in self.mirrored.items():
-            if bid == message.bid and payload is not None:
-                copy.placement = message.placement
-        original(self, message, payload, out)
-
-    patch.setattr(co.Copies, "take", take)
 
 
 def _drained_servers_go_at_once(patch: pytest.MonkeyPatch) -> None:
