@@ -62,9 +62,8 @@ def test_bsp_ends_with_the_bits_of_the_run_that_never_moved() -> None:
         moved = simulate(seed, replace(still, moves=5, adds=1, drains=1))
         assert moved.router.moves.moved > 0
         assert len(moved.commits()) == len(plain.commits())
-        for key in "abvw":
-            # Tokens are drawn in the order of pushes, which is another one: only the sums are.
-            assert moved.final(key).dtype == plain.final(key).dtype
+        # Which gradient is whose is drawn in the order of pushes, so their sums alone can be
+        # compared here; `simulate` has compared all bits with a replay, which knows no servers.
         assert moved.final("a").sum() == plain.final("a").sum()
 
 
