@@ -32,8 +32,9 @@ from zkv.data_messages import (
 )
 from zkv.errors import ProtocolError
 from zkv.wire import SHARED_BYTES, split_route
-from zkv_brokers import aggregates
+from zkv_brokers import aggregates, dense
 from zkv_brokers.grants import ToWorker
+from zkv_brokers.memory import Memory
 from zkv_brokers.node import Action, Failed, Node, NodeConfig, Note, SendControl
 from zkv_brokers.recording import Recorder, digest_of
 from zkv_brokers.shard import Prepare, Shard
@@ -147,7 +148,10 @@ class Server:
         )
         instance, now = net.instance_number(), self._now()
         clock, spans = time.perf_counter, self._spans
-        self.node = Node(node_config, instance=instance, now=now, clock=clock, spans=spans)
+        memory = Memory(self._nearby.memory.empty, self._nearby.is_lent)
+        self.node = Node(
+            node_config, instance=instance, now=now, clock=clock, spans=spans, memory=memory
+        )
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.server(node_config, instance, now)
@@ -186,7 +190,10 @@ class Server:
                 log.warning("dropped a %s that came over another route", type(message).__name__)
                 return
             peer = sender(message)
-            payload, came = self._nearby.payload(peer, rest[1:])
+            # What is summed as it is may stay where it is; what is decoded must not change
+            # between its check and its use.
+            stays = isinstance(message, Push) and message.form is None
+            payload, came = self._nearby.payload(peer, rest[1:], stay=stays)
             self._nearby.turn()
             if not came or self._shares(peer, message, rest[0]):
                 return
@@ -252,6 +259,8 @@ class Server:
         for plan in plans:
             plan.warm(self.shard.store.backend)
             aggregates.warm(plan, self.shard.store.backend)
+        if self.shard.store.backend.name == "numba":
+            dense.warm()
 
     def _send_data(self, incarnation: int, header: bytes, payload: Any) -> None:
         if incarnation in self._routes:

@@ -29,6 +29,8 @@ from zkv_brokers.aggregates import (
     spans,
     total_weight,
 )
+from zkv_brokers.dense import Dense
+from zkv_brokers.memory import Memory
 from zkv_brokers.views import Views
 from zkv_codecs.backend import fastest
 
@@ -90,8 +92,14 @@ class Store:
     `clock` gives seconds, and is read for figures alone: nothing is decided by it.
     """
 
-    def __init__(self, layout: Layout, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        clock: Callable[[], float] = lambda: 0.0,
+        memory: Memory | None = None,
+    ) -> None:
         self.layout = layout
+        self.memory = Memory() if memory is None else memory
         self.clock = clock
         self.decode_s: dict[int, float] = {}
         """Seconds spent on decoding what workers have pushed, by block."""
@@ -117,11 +125,11 @@ class Store:
         return found
 
     def put(self, block: BlockSpec, payload: Array) -> None:
-        """Set a block's first values (flat, stored dtype)."""
+        """Set a block's first values (flat, stored dtype), which are copied."""
         dtype = self.layout.dtype(block)
         master = widen(payload, dtype).copy() if dtype.half else None
         self.blocks[block.bid] = BlockState(
-            Pinned(payload), master, counts=dict.fromkeys(block.kids, 0)
+            Pinned(self.memory.copy_of(payload)), master, counts=dict.fromkeys(block.kids, 0)
         )
 
     def split_out(self, kid: int, before: BlockSpec, bid: int) -> None:
@@ -242,6 +250,8 @@ class Store:
         (1.0 for none).
         """
         runs = list(self._runs(block, shares, version))
+        if self._commit_dense(block, shares, runs, version, scale):
+            return True
         zeros_stay = all(stays_where_zero(run.rule) for run in runs)
         total = self.aggregate(block, shares, zeros_stay=zeros_stay)
         if total is None or not runs:
@@ -250,8 +260,8 @@ class Store:
         state = self.blocks[block.bid]
         self._prepare(state, runs, dtype)
         state.changed = version + 1
-        if state.current.pins:
-            state.current = Pinned(state.current.values.copy())
+        if self._is_kept(state):
+            state.current = Pinned(self.memory.copy_of(state.current.values))
         values = state.current.values
         factor = scale(self.spec_for(block.segments[0].kid))
         for run in runs:
@@ -264,11 +274,64 @@ class Store:
             self._apply(state, values, where, gradient, run, dtype)
         return True
 
+    def _is_kept(self, state: BlockState) -> bool:
+        """Return whether somebody still needs a block's values as they are."""
+        return state.current.pins > 0 or self.memory.is_lent(state.current.values)
+
+    def _commit_dense(
+        self,
+        block: BlockSpec,
+        shares: Sequence[Share],
+        runs: Sequence[_Run],
+        version: int,
+        scale: Callable[[OptimizerSpec], float],
+        *,
+        fresh: bool = False,
+    ) -> bool:
+        """Apply an update of contributions that came as they are (see `commit`); False: it is not
+        one. `fresh`: in arrays of its own."""
+        dense, state = self._dense(block, shares, runs), self.blocks[block.bid]
+        if dense is None:
+            return False
+        self._prepare(state, runs, self.layout.dtype(block))
+        values, slots = state.current.values, state.slots
+        fresh_values = fresh or self._is_kept(state)
+        out = self.memory.empty(values.size, values.dtype) if fresh_values else values
+        slots_out = tuple(np.empty_like(slot) for slot in slots) if fresh else slots
+        factor = scale(self.spec_for(block.segments[0].kid))
+        dense.apply(runs, factor, (values, slots), (out, slots_out))
+        state.slots, state.changed = slots_out, version + 1
+        if fresh_values:
+            state.current = Pinned(out)
+        return True
+
+    def _dense(
+        self, block: BlockSpec, shares: Sequence[Share], runs: Sequence[_Run]
+    ) -> Dense | None:
+        if self.backend.name != "numba" or self.layout.dtype(block).name != "float32":
+            return None
+        if sum(run.stop - run.start for run in runs) != block.size:
+            return None
+        mean, staleness = self.reduces_by_mean(block), self.settings.staleness
+        factors = [
+            (share.weight if mean else 1.0) * staleness.factor(share.staleness) for share in shares
+        ]
+        return Dense.of(shares, block.kids, factors)
+
     def ahead(self, block: BlockSpec, shares: Sequence[Share], version: int) -> BlockState:
         """Return what a block will be after an update (see `commit`), in arrays of its own."""
         now = self.blocks[block.bid]
+        runs, counts = list(self._runs(block, shares, version)), dict(now.counts)
+        state = BlockState(now.current, now.master, now.rule, now.slots, counts, now.changed)
+        self.blocks[block.bid] = state
+        try:
+            if self._commit_dense(block, shares, runs, version, lambda spec: 1.0, fresh=True):
+                self.count(block, shares)
+                return state
+        finally:
+            self.blocks[block.bid] = now
         self.blocks[block.bid] = BlockState(
-            Pinned(now.current.values.copy()),
+            Pinned(self.memory.copy_of(now.current.values)),
             None if now.master is None else now.master.copy(),
             now.rule,
             tuple(slot.copy() for slot in now.slots),

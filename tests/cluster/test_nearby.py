@@ -21,7 +21,7 @@ from zkv.data_messages import Probe, Share, Shared, decode_data, encode_data
 from zkv.errors import ProtocolError
 from zkv_net import nearby
 from zkv_net.nearby import LEAST_BYTES, SLOT_BYTES, Nearby, payload_bytes
-from zkv_net.segment import COLUMNS
+COLUMNS = 64
 from zkv_net.sockets import FdSocket
 
 pytestmark = pytest.mark.skipif(

@@ -36,6 +36,7 @@ from zkv_net import tracing
 from zkv_net.nearby import Nearby, payload_bytes
 from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_address
 from zkv_workers import signals as s
+from zkv_workers.assembly import coded
 from zkv_workers.choosing import Traffic
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.pipeline import Pipeline
@@ -258,7 +259,8 @@ class Driver:
             _, rest = split_route(frames)
             message = decode_data(rest[0].buffer, payload_bytes(rest))
             server = server_of(message)
-            payload, came = self.nearby.payload(server, rest[1:])
+            stays = isinstance(message, Block) and not coded(message)
+            payload, came = self.nearby.payload(server, rest[1:], stay=stays)
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
             return

@@ -77,7 +77,8 @@ class Encoder:
     _chooser: Chooser | None = None
     _ways: dict[int, _Way] = field(default_factory=dict)
     """By block, with the keys that it had then: one of them may move out."""
-    _spares: Spares = field(default_factory=Spares)
+    spares: Spares = field(default_factory=Spares)
+    """Where blocks lie that are sent as they are."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Two blocks of a batch may be encoded on two threads; one after the other."""
 
@@ -209,7 +210,7 @@ class Encoder:
     def _owned(self, values: Array) -> Array:
         if devices.home(values) != devices.HOST:
             return devices.own(values, values)
-        return self._spares.copy_of(values)
+        return self.spares.copy_of(values)
 
     def _encode(self, layout: Layout, way: _Way, values: Array, batch: int, own: bool) -> Sealed:
         self.memories.hear()

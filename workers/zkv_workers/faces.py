@@ -162,6 +162,7 @@ def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key
 
 def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:
     """Tell a worker's encoder who it encodes for."""
+    encoder.spares = driver.nearby.memory
     encoder.seed = member.number
     welcome = driver.session.member
     encoder.decoders = max(1, member.world) / max(1, len(welcome.servers) if welcome else 1)

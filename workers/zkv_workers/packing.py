@@ -180,7 +180,9 @@ class Packer:
             kid: (given[kid][0], weakref.ref(array))
             for kid, array in zip(kids, arrays, strict=True)
         }
-        return np.concatenate(arrays, axis=None)
+        bucket = self._encoder.spares.empty(block.size, dtype)
+        np.concatenate([array.reshape(-1) for array in arrays], out=bucket)
+        return bucket
 
     def _cuts(self, kid: int) -> list[int]:
         """Return where a key's blocks begin and end."""
@@ -242,7 +244,9 @@ class Packer:
             return Full(block.bid, flat[only.start : only.stop], own)
         if block.bid not in self._buckets:
             dtype = flat.dtype.stored if isinstance(flat, staging.Staged) else flat.dtype
-            self._buckets[block.bid] = (np.zeros(block.size, dtype), set(block.kids))
+            bucket = self._encoder.spares.empty(block.size, dtype)
+            bucket[:] = 0
+            self._buckets[block.bid] = (bucket, set(block.kids))
             self._spans[block.bid] = ranges(block)
         values, missing = self._buckets[block.bid]
         if isinstance(flat, staging.Staged):

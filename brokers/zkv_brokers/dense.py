@@ -1,0 +1,132 @@
+"""Updates of contributions that came as they are: summed, divided and applied in one go.
+
+Each array is read once: a piece of the sum is made in a core's own cache, and the rule applied to
+it there. To the bits of what `aggregates` and `Store.commit` do one after the other with whole
+blocks; that is for everything else. Knows no layout, no messages and no versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from zkv.dtypes import Array
+from zkv.optim import Rule, update
+from zkv.sums import divided
+from zkv_brokers.aggregates import Share
+
+PIECE_ELEMENTS = 32 * 1024
+"""Of float32: a piece of each array that a sum of a few needs is in a core's own cache."""
+
+
+class Part(Protocol):
+    """Elements `[start, stop)` of a block, which one rule updates."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def divisor(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """What one update is made of: float32 arrays and their weights, in the order of rule 15."""
+
+    terms: Sequence[tuple[Array, float]]
+
+    @staticmethod
+    def of(shares: Sequence[Share], kids: Sequence[int], factors: Sequence[float]) -> Dense | None:
+        """Return it; None: some share is more than that, or says less than all of these keys."""
+        terms = []
+        for share, factor in zip(shares, factors, strict=True):
+            values = share.payload
+            if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+                return None
+            if share.base is not None or not share.skipped.isdisjoint(kids):
+                return None
+            terms.append((values, factor))
+        return Dense(terms) if terms else None
+
+    def apply(
+        self,
+        parts: Sequence[Part],
+        factor: float,
+        now: tuple[Array, tuple[Array, ...]],
+        out: tuple[Array, tuple[Array, ...]],
+    ) -> None:
+        """Write the next values and state to `out`, which may be `now`: flat float32 arrays.
+
+        `factor` is what the mean is multiplied by.
+        """
+        # Compiling needs Numba, and who has none has no use for this.
+        from zkv_brokers import dense_numba
+
+        kernels: Any = dense_numba
+        (values, slots), (values_out, slots_out) = now, out
+        scratch = np.empty((len(self.terms), PIECE_ELEMENTS), np.float32)
+        for part in parts:
+            by, rate = np.float32(part.divisor), np.float32(-part.lr)
+            plain = part.rule.name == "sgd" and not dict(part.rule.hyper)["weight_decay"]
+            plain = plain and float(by) == part.divisor
+            for start in range(part.start, part.stop, PIECE_ELEMENTS):
+                cut = slice(start, min(start + PIECE_ELEMENTS, part.stop))
+                total = self._sum(kernels, 0, len(self.terms), cut, scratch)
+                if plain and values_out is values:
+                    kernels.sgd_in_place(values[cut], total, by, np.float32(factor), rate)
+                elif plain:
+                    kernels.sgd(values[cut], total, by, np.float32(factor), rate, values_out[cut])
+                else:
+                    gradient = divided(total, part.divisor)
+                    if factor != 1.0:
+                        gradient = gradient * np.float32(factor)
+                    update(
+                        part.rule,
+                        values[cut],
+                        tuple(slot[cut] for slot in slots),
+                        gradient,
+                        lr=part.lr,
+                        count=part.count,
+                        out=(values_out[cut], tuple(slot[cut] for slot in slots_out)),
+                    )
+
+    def _sum(self, kernels: Any, first: int, last: int, cut: slice, scratch: Array) -> Array:
+        """Return the sum of terms `[first, last)` over the tree of `zkv.sums`, in scratch."""
+        out: Array = scratch[first, : cut.stop - cut.start]
+        (values, weight), count = self.terms[first], last - first
+        if count == 1:
+            kernels.term(values[cut], np.float32(weight), out)
+            return out
+        other, by = self.terms[last - 1]
+        if count == 2:
+            kernels.two_terms(values[cut], np.float32(weight), other[cut], np.float32(by), out)
+            return out
+        middle = first + (1 << ((count - 1).bit_length() - 1))
+        self._sum(kernels, first, middle, cut, scratch)
+        if last - middle == 1:
+            kernels.add_term(out, other[cut], np.float32(by))
+        else:
+            out += self._sum(kernels, middle, last, cut, scratch)
+        return out
+
+
+def warm() -> None:
+    """Compile what sgd, the most frequent rule, needs."""
+    from zkv_brokers import dense_numba
+
+    one, by = np.zeros(1, np.float32), np.float32(1)
+    dense_numba.term(one, by, one.copy())
+    dense_numba.two_terms(one, by, one, by, one.copy())
+    dense_numba.add_term(one.copy(), one, by)
+    dense_numba.sgd(one, one, by, by, by, one.copy())
+    dense_numba.sgd_in_place(one.copy(), one, by, by, by)
