@@ -76,29 +76,36 @@ class Dense:
         (values, slots), (values_out, slots_out) = now, out
         scratch = np.empty((len(self.terms), PIECE_ELEMENTS), np.float32)
         for part in parts:
-            by, rate = np.float32(part.divisor), np.float32(-part.lr)
+            by, times, rate = map(np.float32, (part.divisor, factor, -part.lr))
             plain = part.rule.name == "sgd" and not dict(part.rule.hyper)["weight_decay"]
             plain = plain and float(by) == part.divisor
+            if plain and len(self.terms) == 2:
+                cut = slice(part.start, part.stop)
+                (g, w), (h, v) = self.terms
+                weights = np.float32(w), np.float32(v)
+                kernels.sgd_of_two(
+                    values[cut], g[cut], weights[0], h[cut], weights[1], by, times, rate,
+                    values_out[cut],
+                )
+                continue
             for start in range(part.start, part.stop, PIECE_ELEMENTS):
                 cut = slice(start, min(start + PIECE_ELEMENTS, part.stop))
                 total = self._sum(kernels, 0, len(self.terms), cut, scratch)
-                if plain and values_out is values:
-                    kernels.sgd_in_place(values[cut], total, by, np.float32(factor), rate)
-                elif plain:
-                    kernels.sgd(values[cut], total, by, np.float32(factor), rate, values_out[cut])
-                else:
-                    gradient = divided(total, part.divisor)
-                    if factor != 1.0:
-                        gradient = gradient * np.float32(factor)
-                    update(
-                        part.rule,
-                        values[cut],
-                        tuple(slot[cut] for slot in slots),
-                        gradient,
-                        lr=part.lr,
-                        count=part.count,
-                        out=(values_out[cut], tuple(slot[cut] for slot in slots_out)),
-                    )
+                if plain:
+                    kernels.sgd(values[cut], total, by, times, rate, values_out[cut])
+                    continue
+                gradient = divided(total, part.divisor)
+                if factor != 1.0:
+                    gradient = gradient * times
+                update(
+                    part.rule,
+                    values[cut],
+                    tuple(slot[cut] for slot in slots),
+                    gradient,
+                    lr=part.lr,
+                    count=part.count,
+                    out=(values_out[cut], tuple(slot[cut] for slot in slots_out)),
+                )
 
     def _sum(self, kernels: Any, first: int, last: int, cut: slice, scratch: Array) -> Array:
         """Return the sum of terms `[first, last)` over the tree of `zkv.sums`, in scratch."""
@@ -129,4 +136,4 @@ def warm() -> None:
     dense_numba.two_terms(one, by, one, by, one.copy())
     dense_numba.add_term(one.copy(), one, by)
     dense_numba.sgd(one, one, by, by, by, one.copy())
-    dense_numba.sgd_in_place(one.copy(), one, by, by, by)
+    dense_numba.sgd_of_two(one, one, by, one, by, by, by, by, one.copy())
