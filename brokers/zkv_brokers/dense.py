@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,21 +22,16 @@ PIECE_ELEMENTS = 32 * 1024
 """Of float32: a piece of each array that a sum of a few needs is in a core's own cache."""
 
 
-class Part(Protocol):
-    """Elements `[start, stop)` of a block, which one rule updates."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring segments that are updated by one kernel call: elements `[start, stop)`."""
 
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    @property
-    def rule(self) -> Rule: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def divisor(self) -> float: ...
+    start: int
+    stop: int
+    rule: Rule
+    lr: float
+    count: int
+    divisor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class Dense:
 
     def apply(
         self,
-        parts: Sequence[Part],
+        runs: Sequence[Run],
         factor: float,
         now: tuple[Array, tuple[Array, ...]],
         out: tuple[Array, tuple[Array, ...]],
@@ -75,35 +70,42 @@ class Dense:
         kernels: Any = dense_numba
         (values, slots), (values_out, slots_out) = now, out
         scratch = np.empty((len(self.terms), PIECE_ELEMENTS), np.float32)
-        for part in parts:
-            by, times, rate = map(np.float32, (part.divisor, factor, -part.lr))
-            plain = part.rule.name == "sgd" and not dict(part.rule.hyper)["weight_decay"]
-            plain = plain and float(by) == part.divisor
+        for run in runs:
+            by, times, rate = map(np.float32, (run.divisor, factor, -run.lr))
+            plain = run.rule.name == "sgd" and not dict(run.rule.hyper)["weight_decay"]
+            plain = plain and float(by) == run.divisor
             if plain and len(self.terms) == 2:
-                cut = slice(part.start, part.stop)
+                cut = slice(run.start, run.stop)
                 (g, w), (h, v) = self.terms
                 weights = np.float32(w), np.float32(v)
                 kernels.sgd_of_two(
-                    values[cut], g[cut], weights[0], h[cut], weights[1], by, times, rate,
+                    values[cut],
+                    g[cut],
+                    weights[0],
+                    h[cut],
+                    weights[1],
+                    by,
+                    times,
+                    rate,
                     values_out[cut],
                 )
                 continue
-            for start in range(part.start, part.stop, PIECE_ELEMENTS):
-                cut = slice(start, min(start + PIECE_ELEMENTS, part.stop))
+            for start in range(run.start, run.stop, PIECE_ELEMENTS):
+                cut = slice(start, min(start + PIECE_ELEMENTS, run.stop))
                 total = self._sum(kernels, 0, len(self.terms), cut, scratch)
                 if plain:
                     kernels.sgd(values[cut], total, by, times, rate, values_out[cut])
                     continue
-                gradient = divided(total, part.divisor)
+                gradient = divided(total, run.divisor)
                 if factor != 1.0:
                     gradient = gradient * times
                 update(
-                    part.rule,
+                    run.rule,
                     values[cut],
                     tuple(slot[cut] for slot in slots),
                     gradient,
-                    lr=part.lr,
-                    count=part.count,
+                    lr=run.lr,
+                    count=run.count,
                     out=(values_out[cut], tuple(slot[cut] for slot in slots_out)),
                 )
 
@@ -131,7 +133,8 @@ def warm() -> None:
     """Compile what sgd, the most frequent rule, needs."""
     from zkv_brokers import dense_numba
 
-    one, by = np.zeros(1, np.float32), np.float32(1)
+    one = np.zeros(1, np.float32)
+    by: Any = np.float32(1)
     dense_numba.term(one, by, one.copy())
     dense_numba.two_terms(one, by, one, by, one.copy())
     dense_numba.add_term(one.copy(), one, by)

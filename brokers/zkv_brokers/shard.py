@@ -27,6 +27,7 @@ from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
+from zkv_brokers.memory import Memory
 from zkv_brokers.shard_events import Action as Action
 from zkv_brokers.shard_events import Event as Event
 from zkv_brokers.shard_events import FromBroker as FromBroker
@@ -34,7 +35,6 @@ from zkv_brokers.shard_events import FromWorker as FromWorker
 from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
-from zkv_brokers.memory import Memory
 from zkv_brokers.store import Settings, Store
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan

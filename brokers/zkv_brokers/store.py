@@ -29,7 +29,7 @@ from zkv_brokers.aggregates import (
     spans,
     total_weight,
 )
-from zkv_brokers.dense import Dense
+from zkv_brokers.dense import Dense, Run
 from zkv_brokers.memory import Memory
 from zkv_brokers.views import Views
 from zkv_codecs.backend import fastest
@@ -58,18 +58,6 @@ class BlockState:
     """How many updates each key in the block has had."""
     changed: int = 0
     """The group's version in which some values of it became what they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Neighbouring segments that are updated by one kernel call: elements `[start, stop)`."""
-
-    start: int
-    stop: int
-    rule: Rule
-    lr: float
-    count: int
-    divisor: float
 
 
 @dataclass(slots=True)
@@ -282,7 +270,7 @@ class Store:
         self,
         block: BlockSpec,
         shares: Sequence[Share],
-        runs: Sequence[_Run],
+        runs: Sequence[Run],
         version: int,
         scale: Callable[[OptimizerSpec], float],
         *,
@@ -306,7 +294,7 @@ class Store:
         return True
 
     def _dense(
-        self, block: BlockSpec, shares: Sequence[Share], runs: Sequence[_Run]
+        self, block: BlockSpec, shares: Sequence[Share], runs: Sequence[Run]
     ) -> Dense | None:
         if self.backend.name != "numba" or self.layout.dtype(block).name != "float32":
             return None
@@ -350,7 +338,7 @@ class Store:
         values: Array,
         where: slice | Array,
         gradient: Array,
-        run: _Run,
+        run: Run,
         dtype: DType,
     ) -> None:
         """Update the elements at `where`, in place: a slice, or positions."""
@@ -370,7 +358,7 @@ class Store:
         if state.master is not None:
             values[where] = narrow(part, dtype)
 
-    def _prepare(self, state: BlockState, runs: Sequence[_Run], dtype: DType) -> None:
+    def _prepare(self, state: BlockState, runs: Sequence[Run], dtype: DType) -> None:
         """Make fresh state where the rule is not the one that the state belongs to."""
         for run in runs:
             if state.rule != run.rule.name:
@@ -401,7 +389,7 @@ class Store:
             if divisor > 0.0:
                 yield segment, start, stop, divisor
 
-    def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[_Run]:
+    def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[Run]:
         """Yield the runs of keys that this update changes, neighbours that are alike joined."""
         state = self.blocks[block.bid]
         begun, ended, alike = 0, -1, None
@@ -415,11 +403,11 @@ class Store:
             found = (rule, rates[id(spec)] * lr_factor, count + 1, divisor)
             if start != ended or found != alike:
                 if alike is not None:
-                    yield _Run(begun, ended, *alike)
+                    yield Run(begun, ended, *alike)
                 begun, alike = start, found
             ended = stop
         if alike is not None:
-            yield _Run(begun, ended, *alike)
+            yield Run(begun, ended, *alike)
 
     def count(self, block: BlockSpec, shares: Sequence[Share]) -> None:
         """Note that the keys that this commit has changed have had one more update."""
@@ -428,7 +416,7 @@ class Store:
             counts[segment.kid] += 1
 
 
-def _part_of(total: Total, run: _Run, zeros_stay: bool) -> tuple[slice | Array, Array]:
+def _part_of(total: Total, run: Run, zeros_stay: bool) -> tuple[slice | Array, Array]:
     """Return the elements of a run that are to be updated, a slice or positions, and their sums."""
     cut = slice(run.start, run.stop)
     if not isinstance(total, SparseSum):

@@ -21,7 +21,6 @@ from zkv.data_messages import Probe, Share, Shared, decode_data, encode_data
 from zkv.errors import ProtocolError
 from zkv_net import nearby
 from zkv_net.nearby import LEAST_BYTES, SLOT_BYTES, Nearby, payload_bytes
-COLUMNS = 64
 from zkv_net.sockets import FdSocket
 
 pytestmark = pytest.mark.skipif(
@@ -195,24 +194,13 @@ def test_who_is_elsewhere_is_asked_once(tells: str, monkeypatch: pytest.MonkeyPa
     other.nearby.close()
 
 
-def test_more_peers_than_columns_go_through_their_sockets() -> None:
-    one = End(1)
-    for peer in range(COLUMNS + 1):
-        one.greet(peer)
-    assert len(one.out) == COLUMNS
-    one.nearby.gone(7)
-    one.greet(COLUMNS)
-    assert decode_data(one.out[-1][1], None).column == 7
-    one.nearby.close()
-
-
 def test_a_payload_that_was_never_shown_costs_only_its_message() -> None:
     one = End(1)
     one.greet(2)
-    for frames in ([b"", b"x" * 24], [b"x", b"x" * 24], [b"", b"", b""]):
+    for frames in ([b"", b"x" * 33], [b"x", b"x" * 33], [b"", b"", b""]):
         with pytest.raises(ProtocolError, match="never shown"):
             one.nearby.payload(2, [Frame(frame) for frame in frames])
-    with pytest.raises(ProtocolError, match="24 bytes"):
+    with pytest.raises(ProtocolError, match="33 bytes"):
         payload_bytes([Frame(PUSH), Frame(b""), Frame(b"x")])
     one.nearby.close()
 
@@ -317,19 +305,23 @@ async def test_without_memory_files_payloads_go_through_sockets(
         await together(workers, [{"w": np.ones(LARGE, np.float32)}] * 2)
 
 
-async def test_a_block_that_no_slot_holds_goes_through_the_socket(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("shared_bytes", [SLOT_BYTES, 32 * SLOT_BYTES])
+async def test_a_block_that_no_slot_holds_goes_through_memory_where_it_lives_there(
+    shared_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Bytes(monkeypatch)
-    size = SLOT_BYTES // 4 + 1
+    size, shared = SLOT_BYTES // 4 + 1, {"shared_bytes": shared_bytes}
     async with (
-        cluster(1, block_bytes=4 * SLOT_BYTES) as made,
-        crew(made, 2, {"w": np.zeros(size, np.float32)}) as workers,
+        cluster(1, block_bytes=4 * SLOT_BYTES, server_options=shared) as made,
+        crew(made, 2, {"w": np.zeros(size, np.float32)}, **shared) as workers,
     ):
         await until(lambda: tells(made, "memory"))
+        await together(workers, [{"w": np.ones(size, np.float32)}] * 2)
         before = counted.large
         await together(workers, [{"w": np.ones(size, np.float32)}] * 2)
-        assert counted.large - before >= 2 * 4 * size
+        through_sockets = counted.large - before
+        assert (through_sockets == 0) == (shared_bytes > SLOT_BYTES)
+        assert through_sockets >= (2 * 4 * size if shared_bytes == SLOT_BYTES else 0)
         assert (await workers[0].pull("w")).tolist()[0] == (await workers[1].pull("w")).tolist()[-1]
 
 
@@ -340,5 +332,5 @@ async def test_a_worker_that_comes_back_gets_memory_again() -> None:
                 await until(lambda: tells(made, "memory"))
                 pulled = await asyncio.gather(*(worker.pull("w") for worker in workers))
                 assert all(one.nbytes == 4 * LARGE for one in pulled)
-                # Those that are gone hold no columns.
+                # Those that are gone hold no place.
                 await until(lambda: len(made.servers[0]._nearby._peers) == 2)

@@ -67,7 +67,7 @@ class AsyncBatch(AnyBatch):
     def _begin_again(self) -> None:
         """Nothing can be waited for here: `arrived` does it."""
 
-    def _wait_for(self, kids: tuple[int, ...]) -> None:
+    def _wait_for(self, kids: tuple[int, ...], bids: tuple[int, ...]) -> None:
         raise RuntimeError(
             "these values are still on their way, as the batch was entered early: "
             "`await batch.arrived(key)` first"

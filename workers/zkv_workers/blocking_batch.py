@@ -49,8 +49,8 @@ class Batch(AnyBatch):
     def _begin_again(self) -> None:
         self._grant(self._worker._next_grant())
 
-    def _wait_for(self, kids: tuple[int, ...]) -> None:
-        self._worker._call(lambda token: s.Await(token, self.number, kids), behind=False)
+    def _wait_for(self, kids: tuple[int, ...], bids: tuple[int, ...]) -> None:
+        self._worker._call(lambda token: s.Await(token, self.number, kids, bids), behind=False)
 
     def __exit__(
         self,

@@ -25,9 +25,10 @@ from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.footprint import footprint, peak_mib
 from zkv_workers.model import as_arrays, check_weight, specs_of
-from zkv_workers.packing import check_gradient, unpack
+from zkv_workers.packing import check_gradient
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.session import Session
+from zkv_workers.unpacking import unpack
 
 Key = str | int
 

@@ -85,11 +85,13 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until the values of these keys are here; answered too when the batch was cancelled."""
+    """Wait until the values of these keys are here, or just these blocks of them; answered too when
+    the batch was cancelled."""
 
     token: int
     batch: int
     kids: tuple[int, ...]
+    bids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
