@@ -7,7 +7,9 @@ blocks; that is for everything else. Knows no layout, no messages and no version
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,16 @@ from zkv.optim import Rule, update
 from zkv.sums import divided
 from zkv_brokers.aggregates import Share
 
+
+def _cpus() -> int:
+    """Return how many processors this process may use."""
+    known = getattr(os, "sched_getaffinity", None)
+    return len(known(0)) if known is not None else os.cpu_count() or 1
+
+
+SHARED_ELEMENTS = 128 * 1024
+"""A run of so many elements is shared with another thread: handing over takes 50 us."""
+HELPER = ThreadPoolExecutor(1, "zkv-sums") if _cpus() > 1 else None
 PIECE_ELEMENTS = 32 * 1024
 """Of float32: a piece of each array that a sum of a few needs is in a core's own cache."""
 
@@ -75,20 +87,7 @@ class Dense:
             plain = run.rule.name == "sgd" and not dict(run.rule.hyper)["weight_decay"]
             plain = plain and float(by) == run.divisor
             if plain and len(self.terms) == 2:
-                cut = slice(run.start, run.stop)
-                (g, w), (h, v) = self.terms
-                weights = np.float32(w), np.float32(v)
-                kernels.sgd_of_two(
-                    values[cut],
-                    g[cut],
-                    weights[0],
-                    h[cut],
-                    weights[1],
-                    by,
-                    times,
-                    rate,
-                    values_out[cut],
-                )
+                self._sgd_of_two(kernels, run, (by, times, rate), values, values_out)
                 continue
             for start in range(run.start, run.stop, PIECE_ELEMENTS):
                 cut = slice(start, min(start + PIECE_ELEMENTS, run.stop))
@@ -108,6 +107,30 @@ class Dense:
                     count=run.count,
                     out=(values_out[cut], tuple(slot[cut] for slot in slots_out)),
                 )
+
+    def _sgd_of_two(
+        self,
+        kernels: Any,
+        run: Run,
+        numbers: tuple[Any, Any, Any],
+        values: Array,
+        out: Array,
+    ) -> None:
+        """Apply sgd to the sum of two terms; of a large run, half of it on another thread."""
+        (g, weight), (h, other) = self.terms
+        w, v = np.float32(weight), np.float32(other)
+
+        def part(start: int, stop: int) -> None:
+            cut = slice(start, stop)
+            kernels.sgd_of_two(values[cut], g[cut], w, h[cut], v, *numbers, out[cut])
+
+        if HELPER is None or run.stop - run.start < SHARED_ELEMENTS:
+            part(run.start, run.stop)
+            return
+        middle = (run.start + run.stop) // 2
+        half = HELPER.submit(part, middle, run.stop)
+        part(run.start, middle)
+        half.result()
 
     def _sum(self, kernels: Any, first: int, last: int, cut: slice, scratch: Array) -> Array:
         """Return the sum of terms `[first, last)` over the tree of `zkv.sums`, in scratch."""

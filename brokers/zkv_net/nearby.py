@@ -54,6 +54,14 @@ def machine() -> str:
         return ""
 
 
+NO_TOKEN = bytes(TOKEN_BYTES)
+"""Says of any memory that it cannot be read."""
+
+
+class NeverShown(ProtocolError):
+    """A payload is said to lie in memory that its sender has not shown, or that was forgotten."""
+
+
 @dataclass(slots=True)
 class _Peer:
     """What is known of one peer."""
@@ -163,13 +171,18 @@ class Nearby:
     def answered(self, peer: int, message: Shared) -> None:
         """A peer has answered our offer."""
         known, outbox = self._peers.get(peer), self._outbox
-        if known is None or outbox is None or message.token != outbox.token:
+        if known is None or outbox is None or message.token not in (outbox.token, NO_TOKEN):
             return
         if not message.why and not self._is_read:
             # From here on arrays are made where peers can read them.
             self._is_read = True
             self.memory.clear()
         known.reads, known.why = not message.why, message.why
+
+    @staticmethod
+    def forgotten(server: int, incarnation: int) -> Shared:
+        """Return what tells a peer that its memory cannot be read, and is to be offered again."""
+        return Shared(server, incarnation, NO_TOKEN, NO_ANSWER)
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -242,7 +255,8 @@ class Nearby:
         peer that does what it must not.
 
         Raises:
-            ProtocolError: it is said to lie where this peer has shown nothing.
+            NeverShown: it is said to lie where this peer has shown nothing: answer `forgotten`.
+            ProtocolError: it is said to lie outside of what was shown.
         """
         if not frames:
             return None, True
@@ -250,7 +264,7 @@ class Nearby:
             return np.frombuffer(frames[0].buffer, dtype=np.uint8), True
         known = self._peers.get(peer)
         if len(frames) != 2 or len(frames[0]) or known is None or known.inbox is None:
-            raise ProtocolError(f"a payload in memory that peer {peer} has never shown")
+            raise NeverShown(f"a payload in memory that peer {peer} has never shown")
         found = known.inbox.take(Place.decode(frames[1].buffer), stay=stay)
         return found, found is not None
 

@@ -270,13 +270,14 @@ class Outbox:
         self._free.append(entry)
 
     def is_lent(self, array: Array, now: float) -> bool:
-        """Return whether a reader is not done with something that begins where this array does."""
+        """Return whether a reader is not done with something that begins in this array."""
         with self._lock:
-            at = array.ctypes.data - self._mapped.address
-            if at not in self._lent:
+            start = array.ctypes.data - self._mapped.address
+            stop = start + max(1, array.nbytes)
+            if not any(start <= at < stop for at in self._lent):
                 return False
             self._sweep(now)
-            return at in self._lent
+            return any(start <= at < stop for at in self._lent)
 
     def forget(self, reader: int) -> None:
         """A reader is gone, and with it what it had."""

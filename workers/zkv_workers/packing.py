@@ -55,6 +55,8 @@ class Full:
     values: Array
     own: bool
     """Whether they are ours: else the caller's array, which it may change."""
+    lent: bool = False
+    """Whether the caller's array stays as it is until the batch is settled."""
     staged: tuple[staging.Staged, ...] = ()
     """Gradients on devices. A key that has its blocks for itself has no values beside it; those of
     keys that share a block are yet to be put into them."""
@@ -126,7 +128,11 @@ class Packer:
             self._left_out.add(kid)
             return []
         blocks = layout.blocks_with(kid)
-        full = [self._fill(block, kid, flat, own) for block in blocks]
+        alone = all(len(block.segments) == 1 for block in blocks)
+        lent = alone and self._encoder.buffers.holds(given)
+        if lent:
+            self._encoder.buffers.lend(self._batch, key, given)
+        full = [self._fill(block, kid, flat, own, lent) for block in blocks]
         return [one for one in full if one is not None]
 
     def add_all(self, gradients: Iterable[tuple[Key, Any]], *, own: bool = False) -> Iterator[Full]:
@@ -205,7 +211,9 @@ class Packer:
             else:
                 start, stop = self._spans[block.bid][kid]
                 full.values[start:stop] = flat
-        return self._encoder.encode(layout, block, full.values, self._batch, own=full.own)
+        return self._encoder.encode(
+            layout, block, full.values, self._batch, own=full.own, lent=full.lent
+        )
 
     def sealing(self, full: Iterable[Full]) -> Iterator[tuple[int, Sealed]]:
         """Yield blocks as they travel, by number, those of one key on a device together.
@@ -234,13 +242,13 @@ class Packer:
         return list(self.sealing(full))
 
     def _fill(
-        self, block: BlockSpec, kid: int, flat: Array | staging.Staged, own: bool
+        self, block: BlockSpec, kid: int, flat: Array | staging.Staged, own: bool, lent: bool
     ) -> Full | None:
         if len(block.segments) == 1:
             only = block.segments[0]
             if isinstance(flat, staging.Staged):
                 return Full(block.bid, NOTHING, own=False, staged=(flat,))
-            return Full(block.bid, flat[only.start : only.stop], own)
+            return Full(block.bid, flat[only.start : only.stop], own, lent)
         if block.bid not in self._buckets:
             dtype = flat.dtype.stored if isinstance(flat, staging.Staged) else flat.dtype
             bucket = self._encoder.spares.empty(block.size, dtype)
