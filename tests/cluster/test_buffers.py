@@ -12,7 +12,11 @@ from crew import crew
 from harness import Cluster, cluster, until
 
 import zkv
+from zkv import control as c
 from zkv.aio import AsyncWorker
+from zkv.wire import open_envelope
+from zkv_brokers.node import Action
+from zkv_brokers.server import Server
 from zkv_workers.buffers import STRIDE_BYTES, Buffers, words_of
 from zkv_workers.encoding import Encoder
 
@@ -107,6 +111,59 @@ async def test_under_each_policy_nothing_is_overwritten_that_is_still_read(polic
         of_one = policy in ("asp", "ssp:1")
         assert final == [counted if of_one else counted / 2] * 2
         assert counted >= 6
+
+
+async def test_the_next_batch_is_not_entered_while_a_server_still_reads() -> None:
+    """A worker may know that its batch is committed before a server has heard that it is."""
+    async with (
+        cluster(1, optimizer="sgd:lr=1,clip_global_norm=1e9") as made,
+        crew(made, 1, PARAMS) as (worker,),
+    ):
+        await in_memory(made)
+        own, buffers = worker.buffers(PARAMS), worker._encoder.buffers
+        kept = _KeptFromCommit(made.servers[0])
+        async with worker.batch() as batch:
+            own["w"][:] = -1
+            batch.push("w", own["w"])
+        assert batch._fate is not None
+        await batch._fate
+        following = worker.batch(early=True)
+        entering = asyncio.create_task(following.__aenter__())
+        await until(lambda: following._state is not None)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not entering.done()
+        assert not buffers.free(batch.number)
+        kept.release()
+        await entering
+        own["w"][:] = 1e9
+        following.abandon()
+        assert (await worker.pull("w"))[[0, -1]].tolist() == [1.0, 1.0]
+
+
+class _KeptFromCommit:
+    """Keeps what a broker says from a server, from the entry on that commits."""
+
+    def __init__(self, server: Server) -> None:
+        assert server.node is not None
+        self._server, self._frames = server, list[bytes]()
+        self._hears = server.node.broker_says
+        server.node.broker_says = self._says  # type: ignore[method-assign]
+
+    def _says(self, frame: bytes, now: float) -> list[Action]:
+        messages = c.decode_messages(open_envelope(frame, whole=True)).messages
+        entries = [entry for one in messages if isinstance(one, c.Log) for entry in one.entries]
+        if not self._frames and not any(isinstance(entry, c.Commit) for entry in entries):
+            return self._hears(frame, now)
+        self._frames.append(frame)
+        return []
+
+    def release(self) -> None:
+        """Let the server hear it all."""
+        assert self._server.node is not None
+        self._server.node.broker_says = self._hears  # type: ignore[method-assign]
+        for frame in self._frames:
+            self._server._carry_out(self._hears(frame, self._server._now()))
 
 
 async def test_they_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
