@@ -18,7 +18,7 @@ import numpy as np
 from zkv.dtypes import Array
 from zkv.optim import Rule, update
 from zkv.sums import divided
-from zkv_brokers.aggregates import Share
+from zkv_brokers.aggregates import Share, SparseSum, Total
 
 
 def _cpus() -> int:
@@ -44,6 +44,16 @@ class Run:
     lr: float
     count: int
     divisor: float
+
+    def of(self, total: Total, *, zeros_stay: bool) -> tuple[slice | Array, Array]:
+        """Return the elements that are to be updated, a slice or positions, and their sums."""
+        cut = slice(self.start, self.stop)
+        if not isinstance(total, SparseSum):
+            return cut, total[cut]
+        part = total.part(self.start, self.stop)
+        if not zeros_stay:
+            return cut, part.dense()
+        return part.positions + self.start, part.values
 
 
 @dataclass(frozen=True, slots=True)

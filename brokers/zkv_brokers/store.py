@@ -29,6 +29,8 @@ from zkv_brokers.aggregates import (
     spans,
     total_weight,
 )
+from zkv_brokers.block_state import BlockState as BlockState
+from zkv_brokers.block_state import Pinned as Pinned
 from zkv_brokers.dense import Dense, Run
 from zkv_brokers.memory import Memory
 from zkv_brokers.views import Views
@@ -36,28 +38,6 @@ from zkv_codecs.backend import fastest
 
 PLAIN_DEFAULT = "assign"
 MODEL_DEFAULT = "sgd:lr=0.01"
-
-
-@dataclass(slots=True)
-class Pinned:
-    """One version of a block's values, and how many receivers still need it."""
-
-    values: Array
-    pins: int = 0
-
-
-@dataclass(slots=True)
-class BlockState:
-    """A block on its server: stored values, for halves a wide master copy, state, counts."""
-
-    current: Pinned
-    master: Array | None
-    rule: str = ""
-    slots: tuple[Array, ...] = ()
-    counts: dict[int, int] = field(default_factory=dict)
-    """How many updates each key in the block has had."""
-    changed: int = 0
-    """The group's version in which some values of it became what they are."""
 
 
 @dataclass(slots=True)
@@ -255,7 +235,7 @@ class Store:
         for run in runs:
             # What is NaN or infinite times zero is not zero.
             zeros_stay = stays_where_zero(run.rule) and math.isfinite(factor)
-            where, sums = _part_of(total, run, zeros_stay)
+            where, sums = run.of(total, zeros_stay=zeros_stay)
             gradient = divided(sums, run.divisor)
             if factor != 1.0:
                 gradient = gradient * gradient.dtype.type(factor)
@@ -414,14 +394,3 @@ class Store:
         counts = self.blocks[block.bid].counts
         for segment, _, _, _ in self._updated(block, shares):
             counts[segment.kid] += 1
-
-
-def _part_of(total: Total, run: Run, zeros_stay: bool) -> tuple[slice | Array, Array]:
-    """Return the elements of a run that are to be updated, a slice or positions, and their sums."""
-    cut = slice(run.start, run.stop)
-    if not isinstance(total, SparseSum):
-        return cut, total[cut]
-    part = total.part(run.start, run.stop)
-    if not zeros_stay:
-        return cut, part.dense()
-    return part.positions + run.start, part.values
