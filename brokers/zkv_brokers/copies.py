@@ -25,7 +25,7 @@ from zkv_brokers.commits import shares_in, update_block
 from zkv_brokers.configured import down_of, settings_of
 from zkv_brokers.contributions import Open
 from zkv_brokers.shard_events import Action, ToBroker, ToServer
-from zkv_brokers.store import Store
+from zkv_brokers.store import Pinned, Store
 
 if TYPE_CHECKING:
     from zkv_brokers.shard import Shard
@@ -141,7 +141,7 @@ class Copies:
         copy.source = next(at for at in entry.sources if at.index == owner)
         copy.relay, copy.index = entry.data_address, shard.index + 1
         copy.asked_at, copy.asked = None, 0
-        copy.store = Store(shard.layout, shard.store.clock)
+        copy.store = Store(shard.layout, shard.store.clock, shard.store.memory)
         copy.store.configure(shard.store.settings)
         copy.store.views.use(shard.store.views.plan)
 
@@ -274,6 +274,8 @@ class Copies:
         except ProtocolError as error:
             self._give_up(copy, str(error), out)
             return
+        # Where workers of this machine read them without a copy.
+        found.state.current = Pinned(store.memory.copy_of(found.state.current.values))
         store.blocks[bid] = found.state
         store.views.adopt(bid, found.view)
         for (who, grant), pinned in found.bases.items():
