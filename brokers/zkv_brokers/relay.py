@@ -38,7 +38,9 @@ class Relay:
         self._link_changed = link_changed
         self._front = FdSocket(front, self._from_worker)
         self._backs: dict[int, FdSocket] = {}
-        self._monitors: dict[int, FdSocket] = {}
+        self._watches: dict[int, FdSocket] = {}
+        self._monitors: list[FdSocket] = []
+        """Those of servers that have gone are closed."""
         self.bytes_relayed = 0
 
     def connect(self, addresses: dict[int, str]) -> None:
@@ -51,7 +53,8 @@ class Relay:
                 continue
             socket = new_socket(self._context, zmq.DEALER, data=True)
             monitor = socket.get_monitor_socket(WATCHED)
-            self._monitors[index] = FdSocket(monitor, self._watcher(index))
+            self._watches[index] = FdSocket(monitor, self._watcher(index))
+            self._monitors.append(self._watches[index])
             connect(socket, address)
             self._backs[index] = FdSocket(socket, self._from_server)
 
@@ -88,4 +91,4 @@ class Relay:
         back.close()
         # Only now: with nobody to read an event, libzmq's I/O thread would wait for ever to write
         # it, and disable_monitor for that thread.
-        self._monitors.pop(index).close()
+        self._watches.pop(index).close()
