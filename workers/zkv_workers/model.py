@@ -22,7 +22,7 @@ from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.devices import to_host
 from zkv_workers.encoding import Encoder
 from zkv_workers.packing import Packer
-from zkv_workers.unpacking import Unpacking, read_into
+from zkv_workers.unpacking import Unpacking, read_into, views
 
 Key = str | int
 
@@ -195,6 +195,17 @@ class BatchState:
                 key: self._arrays[kid] for key, kid in names.items() if kid in self._model
             }
         return self._params
+
+    def views(self) -> dict[Key, Array]:
+        """Return the model as read-only arrays, which lie where the values have come, or are
+        copies. All values have to be here.
+
+        Raises:
+            Cancelled: the batch no longer counts.
+        """
+        self.check()
+        seen = views(self.layout, self._kids, self._blocks, self._spares)
+        return {key: seen[kid] for key, kid in self.layout.kid_of.items() if kid in seen}
 
     def first_missing(self, kids: Sequence[int], nbytes: int) -> tuple[int, ...]:
         """Copy what is here of these keys' values; return the blocks that are to come first, about
