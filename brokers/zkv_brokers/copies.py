@@ -108,7 +108,9 @@ class Copies:
         match entry:
             case c.Mirror(placement=placement, moves=moves):
                 for bid in (bid for bid, to in moves if to == number):
-                    self.mirrored[bid] = _Copy(self._shard.layout.blocks[bid], placement)
+                    # As it will be: room for its values is not beside the owner's other blocks.
+                    block = BlockSpec(bid, number, self._shard.layout.blocks[bid].segments)
+                    self.mirrored[bid] = _Copy(block, placement)
                     self.former.discard(bid)
             case c.Copy(moves=moves):
                 for bid, to in moves:
@@ -275,7 +277,9 @@ class Copies:
             self._give_up(copy, str(error), out)
             return
         # Where workers of this machine read them without a copy.
-        found.state.current = Pinned(store.memory.copy_of(found.state.current.values))
+        values = found.state.current.values
+        found.state.current = Pinned(store.memory.empty(values.size, values.dtype))
+        found.state.current.values[:] = values
         store.blocks[bid] = found.state
         store.views.adopt(bid, found.view)
         for (who, grant), pinned in found.bases.items():

@@ -23,16 +23,14 @@ from zkv_workers.assembly import Assembly, coded
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
-from zkv_workers.packing import cut
+from zkv_workers.packing import Empty, cut, fresh
 from zkv_workers.places import Places
 from zkv_workers.signals import Narrate, SendData
 
 EARLY_BLOCKS_MAX = 4096
-"""Blocks kept for grants that the broker has not announced yet; the rest is asked for later."""
-
+"""Blocks kept for grants that are not announced yet; the rest is asked for later."""
 LAST = 2**62
 """The place of a contribution's end: behind all of its blocks."""
-
 OVER_MAX = 256
 """Grants of late that are complete or cancelled: a block of theirs that comes again is dropped."""
 
@@ -46,6 +44,7 @@ class Uploads:
         self._priority = config.priority
         self._windows: dict[int, Window[SendData]] = {}
         self._pace = None if config.near else Pace()
+        self.empty: Empty = fresh
         self.bytes_sent = 0
         self.bytes_arrived = 0
         """Acknowledged ones."""
@@ -100,7 +99,7 @@ class Uploads:
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
     ) -> None:
         """Queue the initial values of an initialisation: they are pushed like a contribution."""
-        for bid, payload in cut(self._layout, message.blocks, values).items():
+        for bid, payload in cut(self._layout, message.blocks, values, self.empty).items():
             self.push(name, message.init, bid, Sealed(payload), message.index)
         self.end_seeds(name, message)
 
@@ -226,6 +225,11 @@ class Downloads:
         """The blocks that deltas are added to."""
         return {} if self._held is None else self._held.blocks
 
+    def committed(self, version: int) -> None:
+        """The log has come to this version: it will not grant an older one again."""
+        if self._held is not None and self._held.granted.version <= version:
+            self._before = None
+
     def receipts(self) -> list[SendData | Narrate]:
         """Return one receipt for each server and grant: their blocks have arrived since.
 
@@ -242,8 +246,7 @@ class Downloads:
         ]
 
     def expect(self, granted: c.Granted, blocks: Iterable[BlockSpec], now: float) -> Assembly:
-        """Wait for these blocks (on demand: for those that are wanted); those that came before the
-        grant are taken in at once."""
+        """Wait for these blocks (on demand: for what is wanted of them); some may be here."""
         homes = {block.bid: block.server for block in blocks}
         missing = set[int]() if granted.on_demand else set(homes)
         assembly = Assembly(granted, missing, now, now, homes)
