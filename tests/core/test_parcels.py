@@ -24,7 +24,6 @@ def store_of(dtype: str = "float32", slots: int = 2, *, view: bool = True) -> St
     """A store with one block in the middle of a training."""
     made = layout(spec("a", SIZE, dtype))
     store, chance = Store(made), np.random.default_rng(1)
-    store.put(made.blocks[0], chance.standard_normal(SIZE).astype("float32").view("uint8")[:0])
     values = (chance.standard_normal(SIZE) * 50).astype("float16" if dtype == "float16" else dtype)
     state = store.blocks[0] = BlockState(Pinned(values), None, "adam")
     state.slots = tuple(chance.standard_normal(SIZE).astype("float32") for _ in range(slots))
