@@ -60,6 +60,8 @@ class Moves:
         """Blocks that have moved since the start."""
         self.given_up: Counter[str] = Counter()
         """Moves that were given up, by reason."""
+        self.floor = 0
+        """No contribution goes by an older placement than this any more: copies rest on that."""
         self._told = 0
         """The placement that workers were told last."""
         self._awaited: set[int] = set()
@@ -132,7 +134,7 @@ class Moves:
         if self.stage == IDLE and self.waiting:
             self._begin(out)
         if self.stage == FOLLOWING and not self.waits_for():
-            self._tries = 0
+            self._tries, self.floor = 0, self._told
             self._begin_copies(out)
 
     def waits_for(self) -> list[int]:
@@ -176,12 +178,26 @@ class Moves:
             if self.batch and nbytes > BATCH_BYTES:
                 break
             self.batch.append(self.waiting.popleft())
+        while self.batch and not self._has_room():
+            self.waiting.appendleft(self.batch.pop())
+            if not self.batch:
+                self._refuse(self.waiting.popleft())
         if not self.batch:
             return
         self.stage = FOLLOWING
         self.placement += 1
         out.log(c.Mirror(self.placement, [(step.bid, step.target) for step in self.batch]))
         self._tell([(step.bid, [step.source, step.target]) for step in self.batch], out)
+
+    def _has_room(self) -> bool:
+        """Whether servers keep room for what the policy needs while the batch moves (rule 11)."""
+        model, room = self._router.groups.model, requests.capacity(self._router)
+        return model is None or room is None or room >= model.need()
+
+    def _refuse(self, step: Step) -> None:
+        why = f"the budget of server {step.target} has no room for contributions to more blocks"
+        self.given_up[why] += 1
+        self._router.hub.note("warning", f"block {step.bid} stays where it is: {why}")
 
     def _begin_copies(self, out: Decisions) -> None:
         self.stage = COPYING

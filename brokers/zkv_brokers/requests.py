@@ -58,11 +58,18 @@ def check_owner(name: ContributionId, worker: Worker) -> None:
         raise ProtocolError(f"{worker} spoke of a contribution of incarnation {name.incarnation}")
 
 
-def check_finish(group: Group, name: ContributionId, worker: Worker, grant: int) -> None:
-    """Check that a worker finishes a batch of its own, once, under a grant that is open for it."""
+def check_finish(group: Group, said: c.Finish, worker: Worker, floor: int) -> None:
+    """Check that a worker finishes a batch of its own, once, under a grant that is open for it, and
+    in no placement that it has said it is through with (`floor`)."""
+    name, grant = said.contribution, said.grant
     check_owner(name, worker)
     if group.is_over(name.incarnation, grant):
         return
+    if said.placement < floor:
+        raise Refused(
+            f"{worker} finished batch {name.batch} in placement {said.placement}, though it had "
+            f"nothing open before placement {floor}"
+        )
     done = {(a.number, a.grant) for a in group.arrivals.values() if a.finished}
     known = group.arrivals.get(name)
     again = (worker.number, grant) in done or (known is not None and known.finished)

@@ -198,8 +198,8 @@ class Router:
             case c.Plain(key=key):
                 # `Regrouped` is the answer; a reply would end the push that asked, unsettled.
                 self.groups.make_plain(self.layout.kid(key), out)
-            case c.Finish(contribution=name, grant=grant):
-                requests.check_finish(self.groups[name.group], name, worker, grant)
+            case c.Finish(contribution=name):
+                requests.check_finish(self.groups[name.group], message, worker, self.moves.floor)
                 self.groups[name.group].finish(message, worker.number, out)
                 self._settle_leavers(out)
             case c.Withdraw(contribution=name, grant=grant):

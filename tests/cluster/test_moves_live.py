@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
 from zkv.errors import ConfigError, Refused
 from zkv.rebalance import imbalance_of
+from zkv.wire import ContributionId
+from zkv_brokers.members import Worker
 from zkv_brokers.replay import replay
+from zkv_brokers.requests import check_finish
 from zkv_brokers.router import Router
 from zkv_brokers.server import Server, ServerConfig
 from zkv_cli.ask import TOKEN, ask
@@ -275,6 +279,31 @@ async def test_a_value_that_no_other_server_has_room_for_stays_and_is_named() ->
             await asked(made, "move", "1", "w")
         assert router_of(made).fleet.draining == []
         assert router_of(made).moves.stage == "idle"
+
+
+async def test_a_server_without_room_for_more_contributions_gets_no_more_blocks() -> None:
+    async def operate(made: Cluster) -> None:
+        router = router_of(made)
+        owner = router.layout.blocks_with(router.layout.kid("k0"))[0].server
+        await asked(made, "move", str(1 - owner), "k0")
+        await until(lambda: bool(router.moves.given_up), what="that the move is given up")
+        ((why, count),) = router.moves.given_up.items()
+        assert why.startswith(f"the budget of server {1 - owner} has no room for contributions")
+        assert count == 1
+        assert router.layout.blocks_with(router.layout.kid("k0"))[0].server == owner
+
+    budget = 2 * 4 * SIZE * 4 + 1000
+    async with cluster(2, server_options={"budget_bytes": budget}) as made:
+        await train(made, operate)
+
+
+def test_who_has_said_that_nothing_older_is_open_finishes_nothing_older() -> None:
+    worker = Worker(1, 0, 7, c.WorkerHello("w", 0, 1, False, "host", 1))
+    group: Any = SimpleNamespace(is_over=lambda *_: False, arrivals={}, is_open=lambda *_: True)
+    said = c.Finish(ContributionId(7, 0, 3), 4, 1.0, placement=5)
+    check_finish(group, said, worker, 5)
+    with pytest.raises(Refused, match="finished batch 3 in placement 5, though it had nothing"):
+        check_finish(group, said, worker, 6)
 
 
 async def test_a_late_server_that_owns_nothing_may_die() -> None:
