@@ -20,11 +20,13 @@ from zkv.dtypes import Array
 from zkv.errors import ConfigError, Refused
 from zkv.rebalance import imbalance_of
 from zkv.wire import ContributionId
+from zkv_brokers.couriers import Couriers
 from zkv_brokers.members import Worker
 from zkv_brokers.replay import replay
 from zkv_brokers.requests import check_finish
 from zkv_brokers.router import Router
 from zkv_brokers.server import Server, ServerConfig
+from zkv_brokers.shard_events import ToServer
 from zkv_cli.ask import TOKEN, ask
 
 KEYS = [f"k{number}" for number in range(8)]
@@ -227,6 +229,28 @@ async def test_servers_live_again_with_what_has_moved_to_them(tmp_path: Path) ->
         await train(made, operate)
     for path in (*records, tmp_path / "late", tmp_path / "broker"):
         assert replay(path).same, path
+
+
+async def test_servers_that_cannot_reach_each_other_do_by_way_of_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send, relayed = Couriers.send, list[ToServer]()
+
+    def only_relayed(self: Couriers, action: ToServer) -> None:
+        if action.relayed or not action.address:
+            send(self, action)
+        relayed.extend([action] if action.relayed else [])
+
+    monkeypatch.setattr(Couriers, "send", only_relayed)
+    async with cluster(2) as made, made.worker(0, world=1) as worker:
+        await worker.init({"p": np.arange(5.0)}, plain=True)
+        layout = router_of(made).layout
+        owner = layout.blocks_with(layout.kid("p"))[0].server
+        await asked(made, "move", str(1 - owner), "p")
+        await moved(made)
+        assert layout.blocks_with(layout.kid("p"))[0].server == 1 - owner
+        assert {one.server for one in relayed} == {owner}
+        np.testing.assert_array_equal(await worker.pull("p"), np.arange(5.0))
 
 
 # --- what cannot be done -----------------------------------------------------------------------
