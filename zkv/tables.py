@@ -74,10 +74,10 @@ class Table:
     def __post_init__(self) -> None:
         spec = self.spec("table")
         problem = problem_of(spec)
-        if problem or self.rows == 0:
-            raise ValueError(
-                problem or "rows=0: a table has at least one row, or rows=None for any"
-            )
+        if self.rows == 0:
+            problem = "rows=0: a table has at least one row, or rows=None for any"
+        if problem:
+            raise ValueError(problem)
 
     def spec(self, key: str | int) -> TableSpec:
         """Return what travels of this table.
@@ -100,11 +100,12 @@ class Table:
 
 def problem_of(spec: TableSpec) -> str:
     """Return what is wrong with a table, in words; "" if nothing is."""
-    for name, number, least, most in (
+    numbers: tuple[tuple[str, Any, int, int], ...] = (
         ("dim", spec.dim, 1, DIM_MAX),
         ("rows", spec.rows, 0, 2**63 - 1),
         ("seed", spec.seed, 0, 2**63 - 1),
-    ):
+    )
+    for name, number, least, most in numbers:
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             return f"{name}={number!r} is not a whole number of {least} to {most}"
     if spec.dtype not in DTYPES_OF_TABLES:
@@ -124,7 +125,7 @@ def problem_of(spec: TableSpec) -> str:
 def mixed(words: Array) -> Array:
     """Return the mix of 64-bit words (uint64, any shape): one to one, and each bit of a word
     changes about half of those of its mix."""
-    h = words ^ (words >> np.uint64(30))
+    h: Array = words ^ (words >> np.uint64(30))
     h *= FIRST
     h ^= h >> np.uint64(27)
     h *= SECOND
@@ -139,7 +140,9 @@ def mixed_ids(ids: Array) -> Array:
 
 def part_of(ids: Array, parts: int) -> Array:
     """Return the part (0 … parts−1, int64) of each row (uint64): as many rows to each, nearly."""
-    return (((mixed_ids(ids) >> HALF) * np.uint64(parts)) >> HALF).astype(np.int64)
+    upper = mixed_ids(ids) >> HALF
+    chosen: Array = ((upper * np.uint64(parts)) >> HALF).astype(np.int64)
+    return chosen
 
 
 def checked_ids(key: str | int, ids: Any, rows: int) -> Array:
@@ -151,6 +154,8 @@ def checked_ids(key: str | int, ids: Any, rows: int) -> Array:
         KeyMismatch: not whole numbers, negative, or out of range; the first such number is named.
     """
     given = np.asarray(ids)
+    if given.dtype.kind in "fO" and not isinstance(ids, np.ndarray):
+        given = _large_ones(ids, given)
     if given.size == 0:
         return np.empty(given.shape, np.uint64)
     if given.dtype.kind not in "iu":
@@ -170,6 +175,16 @@ def checked_ids(key: str | int, ids: Any, rows: int) -> Array:
     return found
 
 
+def _large_ones(ids: Any, given: Array) -> Array:
+    """Return Python's own whole numbers as uint64: of some from 2**63 on NumPy makes floats."""
+    each = np.asarray(ids, dtype=object)
+    flat = each.reshape(-1).tolist()
+    if not all(type(one) is int and 0 <= one < 2**64 for one in flat):
+        return given if given.dtype.kind == "f" else each
+    found: Array = np.asarray(flat, np.uint64).reshape(each.shape)
+    return found
+
+
 def disorder(ids: Array, spec: TableSpec, part: int, parts: int) -> str:
     """Return what is wrong with row numbers (flat, uint64) that a peer has sent to this part of a
     table; "" if nothing is: ascending, each once, in range, and of this part."""
@@ -186,6 +201,32 @@ def disorder(ids: Array, spec: TableSpec, part: int, parts: int) -> str:
     if elsewhere.any():
         return f"row {ids[int(np.argmax(elsewhere))]} is not of part {part} of {parts}"
     return ""
+
+
+def summed(ids: Array, rows: Array) -> tuple[Array, Array]:
+    """Return row numbers (uint64) ascending and each once, and for each the sum of its `rows`.
+
+    `rows` is (numbers, dim); those of one number are added from the first to the last, in their
+    dtype. Both results are fresh.
+    """
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    first: Array = np.ones(ids.size, bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    starts = np.flatnonzero(first)
+    total = rows[order[starts]]
+    if starts.size == ids.size:
+        return ordered, total
+    group = np.cumsum(first) - 1
+    turn = np.arange(ids.size) - starts[group]
+    # All second ones of their numbers together, then all third ones, …
+    again = np.argsort(turn, kind="stable")
+    ends = np.cumsum(np.bincount(turn))
+    with np.errstate(all="ignore"):
+        for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+            chosen = again[begin:end]
+            total[group[chosen]] += rows[order[chosen]]
+    return ordered[starts], total
 
 
 def rows_per_piece(spec: TableSpec) -> int:

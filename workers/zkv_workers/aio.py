@@ -14,11 +14,11 @@ from zkv.dtypes import Array
 from zkv.errors import Closed, WaitTimeout
 from zkv.pool import Shard
 from zkv.span_split import VALUES
+from zkv.tables import Table
 from zkv.time_split import Part
 from zkv_net import tracing
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
-from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
@@ -30,11 +30,12 @@ from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
+from zkv_workers.table_faces import AsyncRows, AsyncTables
 
 log = logging.getLogger("zkv.worker")
 
 
-class AsyncBatch(AnyBatch):
+class AsyncBatch(AsyncRows):
     """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: AsyncWorker, weight: float | None, *, early: bool = False) -> None:
@@ -136,7 +137,7 @@ class AsyncBatch(AnyBatch):
         return error is not None
 
 
-class AsyncWorker:
+class AsyncWorker(AsyncTables):
     """A member of a cluster, for asyncio. Made by `zkv.aio.connect`; use it with `async with`."""
 
     def __init__(self, config: SessionConfig, route: str) -> None:
@@ -216,11 +217,18 @@ class AsyncWorker:
         allow_nan: bool = False,
         absent: str = "zero",
         plain: bool = False,
+        tables: Mapping[Key, Table] | None = None,
     ) -> None:
         """Initialise keys: the first worker's values count, the others get them (see
         `Worker.init`)."""
         make = faces.initialise(
-            params, rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent, plain=plain
+            params,
+            rule=rule,
+            reduce=reduce,
+            allow_nan=allow_nan,
+            absent=absent,
+            plain=plain,
+            tables=tables,
         )
         await self._ask(make)
 

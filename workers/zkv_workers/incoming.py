@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
-from zkv.errors import ProtocolError
+from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import MODEL, PULLS
 from zkv_workers import signals as s
 from zkv_workers.assembly import Assembly
+from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
 from zkv_workers.on_demand import Demand
 from zkv_workers.pulls import Pulls
+from zkv_workers.requests import Requests
+from zkv_workers.row_reads import RowReads
+from zkv_workers.row_signals import AskRows, PushRows, ReleaseRows
 from zkv_workers.transfers import Downloads
 
 
@@ -34,7 +38,7 @@ class _Wait:
 
 
 class Incoming:
-    """Grants and their blocks. `answer` ends a call."""
+    """Grants, their blocks, rows of their version. `answer` ends a call, `fail` with an error."""
 
     def __init__(
         self,
@@ -42,10 +46,12 @@ class Incoming:
         link: Link,
         made: Contributions,
         pulls: Pulls,
-        ask_s: float,
+        config: SessionConfig,
         answer: Callable[[int, object], None],
+        fail: Callable[[int, ZkvError], None],
     ) -> None:
-        self.downloads = Downloads(layout, ask_s=ask_s)
+        self.downloads = Downloads(layout, ask_s=config.resend_s)
+        self.rows = RowReads(layout, config, answer, fail)
         self._layout = layout
         self._link = link
         self._made = made
@@ -99,14 +105,24 @@ class Incoming:
         self.downloads.drop(group, grant)
         if group == MODEL:
             self._demands.pop(grant, None)
+            self.rows.drop(batch)
         for wait in [wait for wait in self._waits if wait.batch == batch]:
             self._waits.remove(wait)
             self._answer(wait.token, None)
 
-    def receipts(self) -> list[s.SendData | s.Narrate]:
+    def receipts(self, now: float) -> list[s.SendData | s.Narrate]:
         """Return what to tell servers: what has come since, and what is wanted now."""
         asks, self._asks = self._asks, []
-        return [*self.downloads.receipts(), *asks]
+        return [*self.downloads.receipts(), *asks, *self.rows.ready(now)]
+
+    def owing(self) -> set[int]:
+        """Return the servers that have not sent all that was granted, or asked for."""
+        return self.downloads.owing() | self.rows.owing()
+
+    def clear(self) -> None:
+        """Drop everything (the broker started anew)."""
+        self.downloads.clear()
+        self.rows.clear()
 
     # --- on demand ---------------------------------------------------------------------------
 
@@ -126,6 +142,7 @@ class Incoming:
 
     def left(self, batch: int, *, finished: bool) -> None:
         """The current batch will need no values any more; `finished`: nor will its grant."""
+        self.rows.drop(batch)
         demand = self._demand(batch)
         if demand is None:
             return
@@ -134,6 +151,28 @@ class Incoming:
             grant = demand.assembly.granted.grant
             del self._demands[grant]
             self.downloads.drop(MODEL, grant)
+
+    def about_rows(
+        self, event: AskRows | PushRows | ReleaseRows, requests: Requests, now: float
+    ) -> None:
+        """Rows of a table are pushed, or needed, or not needed any more under a pull."""
+        match event:
+            case AskRows(token=token):
+                requests.open(token, "the rows of a table", now)
+                self._ask_rows(event)
+            case PushRows():
+                self._made.push_rows(event)
+            case ReleaseRows(pull):
+                self._link.send(c.Received(PULLS, pull))
+
+    def _ask_rows(self, event: AskRows) -> None:
+        made = self._made
+        if not event.batch:
+            self.rows.ask(event, made.incarnation, PULLS, event.pull, made.index)
+        elif made.cycle.grant_of(event.batch) is None:
+            self._answer(event.token, None)
+        else:
+            self.rows.ask(event, made.incarnation, MODEL, made.cycle.reads, made.index)
 
     # --- waiting -----------------------------------------------------------------------------
 
@@ -179,6 +218,7 @@ class Incoming:
                 assembly.blocks,
                 assembly.parts,
                 self._layout.snapshot(),
+                granted.grant,
             )
             self._answer(granted.token, values)
             return

@@ -43,7 +43,7 @@ class Pulls:
         that a pull after a push has what was pushed.
         """
         failed: list[tuple[int, UnknownKey]] = []
-        if not self._layout.kid_of:
+        if not self._layout.kid_of and not self._layout.tables:
             return failed
         for token, reading in list(self._open.items()):
             keys = reading.pull.keys
@@ -55,7 +55,7 @@ class Pulls:
                 continue
             if not busy and not reading.asked:
                 reading.asked = True
-                self._link.send(c.Pull(token, list(keys), seen))
+                self._link.send(c.Pull(token, list(keys), seen, reading.pull.rows))
         return failed
 
     def done(self, token: int) -> None:

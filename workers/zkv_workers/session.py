@@ -49,7 +49,7 @@ class Session:
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self.aside = Aside(self.layout, self.uploads, self.requests, self._answer)
         self.incoming = Incoming(
-            self.layout, self._link, self.made, self.pulls, config.resend_s, self._answer
+            self.layout, self._link, self.made, self.pulls, config, self._answer, self._refused
         )
         self.round_trips = RoundTrips()
         """Between this worker and the broker."""
@@ -89,7 +89,7 @@ class Session:
     def turn_over(self, now: float) -> list[s.Output]:
         """Return what all inputs of a turn of the loop led to; receipts go out once for all."""
         self.aside.look()
-        self._out += self.incoming.receipts()
+        self._out += self.incoming.receipts(now)
         self._out += [s.SendControl(encode_packet(packet)) for packet in self._link.outgoing(now)]
         self._out += self.uploads.ready(now)
         out, self._out = self._out, []
@@ -124,6 +124,8 @@ class Session:
                 self._link.send(c.Accounts(accounts, spent))
             case s.Want() | s.Forget():
                 self.incoming.note(event, self.now)
+            case s.AskRows() | s.PushRows() | s.ReleaseRows():
+                self.incoming.about_rows(event, self.requests, self.now)
             case s.Seed() | s.EndSeeds() | s.Room():
                 self.aside.take(event, self.now)
             case s.GiveUp(token):
@@ -230,7 +232,7 @@ class Session:
         self._out.append(s.Narrate("warning", f"{broker} is a new one; joining again"))
         for token in [*self.made.restart(), *self.aside.restart()]:
             self._refused(token, errors.BrokerLost(f"{broker} is a new one; push again"))
-        self.downloads.clear()
+        self.incoming.clear()
         self.layout.clear()
         self.round_trips = RoundTrips()
         self.member, self.requests.initialised = None, False
@@ -328,12 +330,13 @@ class Session:
                 self._out.append(s.SendData(at.index, greet, None))
 
     def _laid_out(self, message: c.Layout) -> None:
-        self.layout.add(message.keys, message.blocks, SEEDS if message.seed else MODEL)
+        group = SEEDS if message.seed else MODEL
+        self.layout.add(message.keys, message.blocks, group, message.tables)
         self.requests.initialised = True
         self.made.index = max(self.made.index, message.index)
         if message.seed and self.member is not None:
-            offer = self._told.wanted({entry.spec.key for entry in message.keys})
-            self.aside.seed(offer, self.made.name(SEEDS, message.init), message)
+            name = self.made.name(SEEDS, message.init)
+            self.aside.seed(self._told.wanted(message), name, message)
 
     def _refused(self, token: int, error: ZkvError) -> None:
         if token == 0:
@@ -365,6 +368,8 @@ class Session:
             case d.Block() if payload is not None:
                 self.incoming.take(message, payload, self.now)
                 self._begun()
+            case d.Rows() if payload is not None:
+                self.incoming.rows.take(message, payload, self.now)
             case d.Fenced(reason=reason):
                 # Who leaves is no member any more when a frame of its is repeated: no news. Before
                 # anything was begun the broker may be a new one, which lets this worker in anew.
@@ -390,6 +395,6 @@ class Session:
             self.fail(errors.BrokerLost(text))
             return
         self._probe.tick(self.now)
-        late = self.uploads.owing() | self.downloads.owing()
+        late = self.uploads.owing() | self.incoming.owing()
         self.requests.owes(late, () if self.member is None else self.member.servers)
         self._out += self.requests.tick(self.now, joined=joined, heard=heard is not None)

@@ -15,6 +15,7 @@ from zkv.dtypes import DTYPES, Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.pace import Pace
+from zkv.table_layout import bid_of
 from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
@@ -72,7 +73,7 @@ class Uploads:
         weight: float | None = None,
     ) -> int:
         """Queue a block; return the server that it goes to."""
-        server = self._layout.blocks[bid].server
+        server = self._layout.blocks[bid_of(bid)].server
         payload = sealed.payload
         message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight)
         data, order = SendData(server, message, payload), self._order(name, bid)
@@ -87,22 +88,25 @@ class Uploads:
         weight: float,
         skipped: Sequence[int],
         index: int,
+        places: Iterable[int] = (),
     ) -> None:
-        """Queue the end of a contribution for every server of its group (rule 8)."""
-        absent = set(skipped)
-        by_server: dict[int, list[int]] = {}
+        """Queue the end of a contribution for every server of its group (rule 8); `places` are
+        those of its tables that something was pushed to."""
+        absent, keeps = set(skipped), self._config.prefetch > 0
+        by_server = self._layout.places_by_server(name.group, places)
         for block in self._layout.blocks_in(name.group):
             sent = by_server.setdefault(block.server, [])
             if not absent.issuperset(block.kids):
                 sent.append(block.bid)
         for server, bids in by_server.items():
-            self._done(server, d.Done(name, grant, weight, bids, list(skipped), index))
+            self._done(server, d.Done(name, grant, weight, bids, list(skipped), index, keeps))
 
     def seed(
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
     ) -> None:
         """Queue the initial values of an initialisation: they are pushed like a contribution."""
-        for bid, payload in cut(self._layout, message.blocks, values).items():
+        blocks = [block for block in message.blocks if block.segments]
+        for bid, payload in cut(self._layout, blocks, values).items():
             self.push(name, message.init, bid, Sealed(payload), message.index)
         self.end_seeds(name, message)
 
@@ -110,7 +114,7 @@ class Uploads:
         """Queue the end of an initialisation."""
         bids: dict[int, list[int]] = {}
         for block in message.blocks:
-            bids.setdefault(block.server, []).append(block.bid)
+            bids.setdefault(block.server, []).extend([block.bid] if block.segments else [])
         for server, sent in bids.items():
             self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
 
