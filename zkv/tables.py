@@ -166,7 +166,7 @@ def checked_ids(key: str | int, ids: Any, rows: int) -> Array:
     if given.dtype.kind == "i" and given.min() < 0:
         first = given.reshape(-1)[np.argmax(given.reshape(-1) < 0)]
         raise KeyMismatch(f"table {key!r}: row {first} is negative")
-    found: Array = np.ascontiguousarray(given, np.uint64)
+    found: Array = np.asarray(given, np.uint64, order="C")
     if rows and int(found.max()) >= rows:
         first = found.reshape(-1)[np.argmax(found.reshape(-1) >= np.uint64(rows))]
         raise KeyMismatch(
