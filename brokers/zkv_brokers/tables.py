@@ -14,6 +14,7 @@ import numpy as np
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import DTYPES, Array, all_finite
+from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.optim import square_sum
 from zkv.optimizer_spec import OptimizerSpec, optimizer
@@ -218,6 +219,14 @@ class Tables:
 
         A row that a contribution does not name counts as zero with its full weight.
         """
+        if not self.parts:
+            return
+        missing = [one.contribution for one in entry.counted if one.contribution not in held]
+        if missing:
+            raise ProtocolError(
+                f"the update to version {entry.version} of the model counts {missing[0]}, of which "
+                "no end was held here"
+            )
         by_part = [_pieces(held[one.contribution]) for one in entry.counted]
         everyone = float(np.sum(np.asarray([one.weight for one in entry.counted], np.float64)))
         stale = self._store.settings.staleness

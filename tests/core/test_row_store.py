@@ -201,5 +201,9 @@ def _a_later_version_may_do(patch: pytest.MonkeyPatch) -> None:
 def test_a_broken_variant_is_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
-        for seed in range(MUTANT_SEEDS):
-            Replay(seed).run()
+        _run_many()
+
+
+def _run_many() -> None:
+    for seed in range(MUTANT_SEEDS):
+        Replay(seed).run()
