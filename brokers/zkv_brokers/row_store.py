@@ -82,7 +82,7 @@ class History:
             for kept in self.by_version[pinned]:
                 places = np.searchsorted(kept.ids, ids)
                 places[places == kept.ids.size] = 0
-                # Before the first update of a row there is nothing to keep: not that of a later one.
+                # What a row begins with is not kept: a later piece is not it.
                 hit = missing & (kept.ids[places] == ids) & (kept.since[places] <= version)
                 out[hit] = kept.values[places[hit]]
                 missing &= ~hit
