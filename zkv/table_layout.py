@@ -7,10 +7,12 @@ its low bits, and above them which piece. Of an ordinary block it is the number 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zkv.wire import TableEntry
+from zkv.errors import ProtocolError
+from zkv.tables import problem_of
+from zkv.wire import BlockSpec, TableEntry
 
 PLACE_BITS = 40
 
@@ -38,6 +40,19 @@ class TableLayout:
     def copy(self) -> TableLayout:
         """Return one that stays as it is."""
         return TableLayout(dict(self.entries), dict(self.of_block))
+
+    def check(self, entries: Sequence[TableEntry], blocks: Mapping[int, BlockSpec]) -> None:
+        """Check what a peer says of tables; `blocks` are all that there are then, by number.
+
+        Raises:
+            ProtocolError: such a table cannot be, or not there.
+        """
+        for entry in entries:
+            bids = set(entry.bids)
+            if not bids or not bids <= blocks.keys() or len(bids) < len(entry.bids):
+                raise ProtocolError(f"table {entry.spec.key!r} has no parts in blocks {entry.bids}")
+            if any(blocks[bid].segments for bid in bids) or problem_of(entry.spec):
+                raise ProtocolError(f"there is no such table: {entry}")
 
     def add(self, entries: Sequence[TableEntry]) -> None:
         """Add tables; adding them again changes nothing."""

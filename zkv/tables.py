@@ -23,7 +23,7 @@ import numpy as np
 from zkv.dtypes import Array
 from zkv.errors import KeyMismatch
 from zkv.hash_ring import name_of
-from zkv.layout import check_key
+from zkv.keys import check_key
 from zkv.wire import TableSpec
 
 DTYPES_OF_TABLES = ("float32", "float64")

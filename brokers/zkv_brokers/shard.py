@@ -147,7 +147,6 @@ class Shard:
             case c.Grant():
                 self.started = True
                 self._grant(entry)
-                self.tables.granted(entry)
             case c.Expect(group=group):
                 self.commits.streaming.expect(entry)
                 self._make(self._mine(group))
@@ -192,6 +191,7 @@ class Shard:
                 self.commits.bases.keep_only(self.members | {name.incarnation for name in kept})
 
     def _grant(self, entry: c.Grant) -> None:
+        self.tables.granted(entry)
         blocks = [b for b in self._granted(entry) if b.server == self.number]
         if entry.group != MODEL or entry.version <= self.versions.get(MODEL, 0):
             self.grants.add(entry, blocks)
