@@ -272,6 +272,19 @@ async def test_all_workers_make_the_same_tables_and_a_late_one_finds_them() -> N
                 await late.init({}, tables={"new": EMB})
 
 
+async def test_keys_and_tables_may_be_made_one_after_the_other() -> None:
+    async with cluster(2) as made, made.worker(0, world=1) as worker:
+        await worker.init(W)
+        await worker.init({}, tables={"emb": EMB, 7: EMB})
+        await worker.init({"v": np.zeros(2, np.float32)})
+        async with worker.batch() as batch:
+            assert list(batch.params) == ["w", "v"]
+            batch.push_rows(7, [1], np.ones((1, DIM), np.float32))
+            # Of one seed, and yet not the same.
+            assert (await batch.rows("emb", [1]) != await batch.rows(7, [1])).all()
+        assert await batch.wait() == "committed"
+
+
 @pytest.mark.parametrize(
     ("optimizer", "table", "says"),
     [

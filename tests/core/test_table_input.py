@@ -17,6 +17,7 @@ from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.errors import KeyMismatch, ProtocolError
 from zkv.layout import Layout
+from zkv.optimizer_spec import optimizer
 from zkv.table_layout import place_of
 from zkv.tables import Table, part_of
 from zkv.wire import (
@@ -30,6 +31,9 @@ from zkv.wire import (
     TableEntry,
     TableSpec,
 )
+from zkv_brokers.catalog import Catalog, Pending
+from zkv_brokers.coding import Coding
+from zkv_brokers.decisions import Decisions
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.shard import FromWorker, ToBroker
 from zkv_workers.config import SessionConfig
@@ -310,3 +314,48 @@ def test_a_table_that_cannot_be_is_not_believed(entry: TableEntry, blocks: Any) 
         layout.add([KeyEntry(0, KeySpec("a", "float32", (2,)))], blocks, tables=(entry,))
     assert not layout.tables
     assert not layout.blocks
+
+
+# --- an initialiser that dies ------------------------------------------------------------------
+
+
+def test_tables_of_an_initialisation_that_is_dropped_are_forgotten() -> None:
+    rig = rig_of_a_table()
+    rig.log(c.Drop(2))
+    for shard in rig.shards:
+        assert not shard.tables.parts
+        assert not shard.layout.tables
+        assert not {90, 91} & shard.layout.blocks.keys()
+    # The same numbers may come again.
+    rig.log(c.Init(3, 2, [], BLOCKS, False, (ENTRY,)))
+    assert list(rig.shards[1].tables.parts) == [91]
+
+
+def test_the_next_worker_initialises_what_a_dead_one_has_offered() -> None:
+    catalog, out, spec = Catalog(Layout(), Coding()), Decisions(0), optimizer("sgd")
+    key = KeySpec("a", "float32", (2,))
+    offer = c.Offer(5, [key], False, 0.0, (TABLE,))
+    for worker in (11, 22):
+        pending = catalog.offer(worker, offer, False, 2, spec, out)
+        assert isinstance(pending, Pending)
+    (again,) = catalog.lost(11, 2, spec, out)
+    (entry,) = again.tables
+    assert (again.incarnation, entry.spec) == (22, TABLE)
+    assert again.missing == {0, 1}
+    first, drop, second = out.entries
+    assert isinstance(drop, c.Drop)
+    assert isinstance(first, c.Init)
+    assert isinstance(second, c.Init)
+    assert [one.spec for one in first.tables] == [one.spec for one in second.tables] == [TABLE]
+    assert not set(first.tables[0].bids) & set(entry.bids)
+    catalog.held(again.init, 0)
+    done = catalog.held(again.init, 1)
+    assert done is again
+    told = catalog.complete(again, 9)
+    assert told.tables == (entry,)
+    assert catalog.layout.table("emb") == entry
+    assert catalog.layout.servers_in(MODEL) == {0, 1}
+    # Who comes later finds it, and only just so.
+    assert catalog.offer(33, offer, True, 2, spec, out) is None
+    other = c.Offer(6, [key], False, 0.0, (TABLE, TABLE))
+    assert "'emb' stands twice" in str(catalog.offer(33, other, False, 2, spec, out))
