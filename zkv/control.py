@@ -249,6 +249,8 @@ class Decoding(Frozen, frozen=True, tag=64):
     updates: UInt = 0
     """Updates of the model since the start, and how long they took, decoding included."""
     update_s: Seconds = 0.0
+    rows: tuple[tuple[UInt, UInt, UInt], ...] = ()
+    """Of each table (kid) how many rows are here, and their bytes, state included."""
 
 
 ForBroker = (

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from msgspec import structs
 
 from zkv.errors import KeyMismatch
-from zkv.layout import check_key
+from zkv.layout import Layout, check_key
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.placements import Placement
 from zkv.row_rules import check_rule
 from zkv.tables import problem_of
 from zkv.wire import BlockSpec, TableEntry, TableSpec
 from zkv.wishes import Wishes
+from zkv_brokers.members import Server
 
 
 def checked_tables(
@@ -83,3 +87,18 @@ def placed_tables(
         entries.append(TableEntry(kid, spec, [block.bid for block in own]))
         blocks += own
     return tuple(entries), blocks
+
+
+def tables_in_words(layout: Layout, servers: Iterable[Server]) -> list[dict[str, Any]]:
+    """Return the status's part on tables: what each is, on which servers, and how many rows (and
+    their bytes, state included) these have told of last."""
+    told = [one for server in servers for one in server.rows]
+    return [
+        {
+            **structs.asdict(entry.spec),
+            "servers": [layout.blocks[bid].server for bid in entry.bids],
+            "rows_held": sum(rows for kid, rows, _ in told if kid == entry.kid),
+            "bytes_held": sum(nbytes for kid, _, nbytes in told if kid == entry.kid),
+        }
+        for entry in layout.tables.entries.values()
+    ]

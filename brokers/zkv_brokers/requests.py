@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, UnknownKey
 from zkv.policy import SyncPolicy, policy
@@ -19,6 +17,7 @@ from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
 from zkv_brokers.placed import Placed
+from zkv_brokers.placed_tables import tables_in_words
 from zkv_brokers.rules import Rules
 
 if TYPE_CHECKING:
@@ -336,13 +335,7 @@ def status(router: Router) -> dict[str, Any]:
         "log_entries": len(router.log),
         "data": router.groups.draws.plain(),
         "keys": len(layout.kid_of),
-        "tables": [
-            {
-                **structs.asdict(entry.spec),
-                "servers": [layout.blocks[bid].server for bid in entry.bids],
-            }
-            for entry in layout.tables.entries.values()
-        ],
+        "tables": tables_in_words(layout, members.servers.values()),
         "plain_keys": len(router.groups.by_number) - (model is not None),
         "servers_wanted": members.servers_wanted,
         "waiting": _text(

@@ -249,6 +249,7 @@ class Router:
             case c.Decoding(seconds=seconds):
                 self.coding.decoding(server.index, seconds)
                 server.updates, server.update_s = message.updates, message.update_s
+                server.rows = message.rows
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
                 self._fail("ServerLost", f"{server} stopped: {reason}")
             case _:

@@ -63,6 +63,13 @@ class Tables:
                 if self._layout.blocks[bid].server == server:
                     self.parts[bid] = RowStore(entry.spec)
 
+    def held(self) -> tuple[tuple[int, int, int], ...]:
+        """Return of each table here its number, how many rows there are, and their bytes."""
+        return tuple(
+            (self._layout.tables.of_block[bid][0], len(part), part.nbytes)
+            for bid, part in sorted(self.parts.items())
+        )
+
     def drop(self, kids: Sequence[int]) -> None:
         """Forget the tables among these numbers."""
         for bid in [bid for bid in self.parts if self._layout.tables.of_block[bid][0] in kids]:

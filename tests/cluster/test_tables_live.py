@@ -399,16 +399,26 @@ async def test_an_observer_reads_rows_and_is_told_what_there_is() -> None:
         async with made.worker(0, world=1) as worker:
             await worker.init(W, tables={"emb": EMB})
             assert (await early).tobytes() == first(EMB, [5]).tobytes()
+            async with worker.batch() as batch:
+                batch.push_rows("emb", range(9), np.ones((9, DIM), np.float32))
+            await batch.wait()
+            assert made.broker.router is not None
+            servers = made.broker.router.members.servers.values()
+            await until(lambda: sum(rows for one in servers for _, rows, _ in one.rows) == 9)
             (told,) = (await observer.status())["tables"]
             assert (told["key"], told["dim"], told["servers"]) == ("emb", DIM, [0, 1])
+            # Values, and the mean and the square of each.
+            assert (told["rows_held"], told["bytes_held"]) == (9, 9 * 3 * DIM * 4)
+            await worker.leave()
             await until(lambda: not any(one.shard.tables.pins for one in made.servers))
 
 
 async def test_a_pinned_table_lies_on_one_server() -> None:
     async with cluster(3, placement="by_size;pin:emb=1") as made:
         await made.run(train)
-        held = [sum(map(len, one.shard.tables.parts.values())) for one in made.servers]
-        assert [bool(one) for one in held] == [False, True, False]
+        shards = [one.shard for one in made.servers]
+        held = {one.number: sum(map(len, one.tables.parts.values())) for one in shards}
+        assert [bool(held[number]) for number in range(3)] == [False, True, False]
 
 
 async def test_a_recorded_run_with_tables_is_replayed_bit_for_bit(tmp_path: Path) -> None:

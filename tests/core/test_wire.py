@@ -477,6 +477,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.SquareSums(0, 10, [(0, 2.5)]),
     c.Trouble("disk full"),
     c.Decoding([(0, 0.25)], 9, 0.5),
+    c.Decoding([], 9, 0.5, ((2, 1000, 256_000), (3, 0, 0))),
     c.Layout(1, KEYS, BLOCKS, True, 6),
     c.Layout(2, [], TABLE_BLOCKS, False, 6, TABLES),
     c.Ready(1),

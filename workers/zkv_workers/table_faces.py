@@ -14,6 +14,7 @@ from zkv.span_split import VALUES
 from zkv.tables import checked_ids
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
+from zkv_workers.devices import to_host
 from zkv_workers.faces import Clock, Key
 from zkv_workers.table_rows import WantedRows, wanted_rows
 
@@ -117,7 +118,7 @@ class BlockingTables:
             KeyMismatch: not whole numbers, negative, or out of range; the first is named.
             WaitTimeout: they did not come in time; the text says from whom.
         """
-        checked_ids(key, ids, 0)
+        checked_ids(key, to_host(ids), 0)
         pulled = self._call(_pull)
         try:
             wanted = wanted_rows(pulled.layout, key, ids)
@@ -138,7 +139,7 @@ class AsyncTables:
 
     async def rows(self, key: Key, ids: Any) -> Array:
         """Return rows of a table as they are now, all of one version (see `Worker.rows`)."""
-        checked_ids(key, ids, 0)
+        checked_ids(key, to_host(ids), 0)
         pulled = await self._ask(_pull)
         try:
             wanted = wanted_rows(pulled.layout, key, ids)
