@@ -365,6 +365,30 @@ async def test_what_cannot_be_pushed_is_refused_before_anything_is_sent(
 # --- and what else there is --------------------------------------------------------------------
 
 
+async def test_rows_above_what_a_float_holds_are_exactly_those_that_are_asked_for() -> None:
+    """D18: numbers above 2**24 and 2**31, as all integers that hold them, and as no floats."""
+    numbers = [16_777_216, 16_777_217, 59_000_000, 59_000_001, 2**31 + 5, 2**32 - 1]
+    table = zkv.Table(1, initial="zeros", rule="sgd:lr=1", rows=2**32)
+    async with cluster(3) as made, made.worker(0, world=1) as worker:
+        await worker.init({}, tables={"emb": table})
+        async with worker.batch() as batch:
+            # A float32 would name two of them alike.
+            batch.push_rows("emb", numbers, -np.arange(1, 7, dtype=np.float32)[:, None])
+        assert await batch.wait() == "committed"
+        for kind in (np.int64, np.uint64, np.uint32):
+            rows = await worker.rows("emb", np.asarray(numbers, kind))
+            assert rows[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+        rows = await worker.rows("emb", np.asarray(numbers[:4], np.int32))
+        assert rows[:, 0].tolist() == [1, 2, 3, 4]
+        for wrong in (np.asarray(numbers, np.float32), np.asarray(numbers, float), [16_777_217.0]):
+            with pytest.raises(KeyMismatch, match=r"whole numbers of 0 to 2\*\*64-1, not float"):
+                await worker.rows("emb", wrong)
+        with pytest.raises(KeyMismatch, match=f"row {2**32} is out of range"):
+            await worker.rows("emb", [2**32])
+        held = [part for one in made.servers for part in one.shard.tables.parts.values()]
+        assert sum(map(len, held)) == 6
+
+
 async def test_large_pushes_and_reads_travel_in_pieces() -> None:
     table = zkv.Table(256, initial="zeros", rule="sgd:lr=1")
     async with cluster(2) as made, made.worker(0, world=1, window_bytes=3 << 20) as worker:
