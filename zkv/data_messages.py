@@ -200,7 +200,7 @@ class Shared(Frozen, frozen=True, tag=12):
     why: Text
 
 
-class AskRows(Frozen, frozen=True, tag=13):
+class AskRows(Frozen, frozen=True, tag=22):
     """Worker to server, with payload: send me these rows (uint64, ascending, each once) as they are
     in the version of this grant."""
 
@@ -215,7 +215,7 @@ class AskRows(Frozen, frozen=True, tag=13):
     """The log index at which the server knows the grant."""
 
 
-class Rows(Frozen, frozen=True, tag=14):
+class Rows(Frozen, frozen=True, tag=23):
     """Server to worker, with payload: the values of the rows that were asked for under this number,
     in that order."""
 

@@ -250,7 +250,7 @@ class Shard:
             case d.Greet(incarnation=incarnation, near=near):
                 self.grants.greet(incarnation, near)
             case d.Push() | d.Done() | d.Ask() | d.AskRows() if message.index > self.index:
-                self._parked.add(FromWorker(message, payload))
+                self._park(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):
@@ -271,6 +271,9 @@ class Shard:
                 self.tables.ask(message, payload)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for servers")
+
+    def _park(self, event: FromWorker) -> None:
+        self._parked.add(event)
 
     def _unpark(self, out: list[Action]) -> None:
         waiting, self._parked = self._parked.waiting, Parked()
