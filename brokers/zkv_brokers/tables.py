@@ -20,7 +20,7 @@ from zkv.optim import square_sum
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.sums import divided
 from zkv.table_layout import bid_of
-from zkv.tables import disorder, row_bytes
+from zkv.tables import disorder, row_bytes, rows_per_piece
 from zkv.wire import MODEL, PULLS, ContributionId, TableEntry, TableSpec
 from zkv_brokers.contributions import Open
 from zkv_brokers.grants import NO_BYTES, ToWorker
@@ -123,8 +123,11 @@ class Tables:
             return
         part = self.parts.get(message.bid)
         problem = "" if part is not None else f"there is no part of a table in block {message.bid}"
-        if not problem and payload.nbytes % 8:
+        if part is not None and payload.nbytes % 8:
             problem = f"{payload.nbytes} bytes are no row numbers"
+        elif part is not None and payload.nbytes // 8 > rows_per_piece(part.spec):
+            most = rows_per_piece(part.spec)
+            problem = f"{payload.nbytes // 8} rows are asked for at once; {most} are the most"
         if not problem:
             ids = aligned(payload).view(np.uint64)
             problem = self._disorder(message.bid, ids)

@@ -160,6 +160,11 @@ def test_a_contribution_is_complete_with_its_last_piece() -> None:
         (90, np.asarray([ROWS], np.uint64).view(np.uint8), f"table 'emb': row {ROWS} is out of"),
         (90, np.asarray([ELSEWHERE], np.uint64).view(np.uint8), "is not of part 0 of 2"),
         (90, np.zeros(9, np.uint8), "9 bytes are no row numbers"),
+        (
+            90,
+            np.zeros(8 * 70_000, np.uint8),
+            "70000 rows are asked for at once; 65536 are the most",
+        ),
         (91, OWN[:1].view(np.uint8), "there is no part of a table in block 91"),
     ],
 )
