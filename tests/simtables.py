@@ -74,6 +74,7 @@ class TableSim(Sim):
     def __init__(self, seed: int, options: TableOptions) -> None:
         self.pushed_rows: dict[tuple[int, int], Rows] = {}
         self.seen_rows: list[tuple[int, list[int], Array]] = []
+        self.seen_tables: list[tuple[int, dict[int, Array]]] = []
         self.running: tuple[bytes, SimWorker]
         """Whose program is running."""
         super().__init__(seed, options)
@@ -163,6 +164,11 @@ class TableSim(Sim):
             rows = yield lambda token: wanted.asked(token, pull=pulled.pull)
             self.seen_rows.append((pulled.version, numbers, wanted.handed(rows)))
             yield self.rng.random() * 0.1
+        if self.rng.random() < 0.5:
+            kid = wanted.entry.kid
+            ids, rows = yield lambda token: s.AskRows(token, kid, None, 0, pulled.pull)
+            assert ids.tolist() == sorted(set(ids.tolist())), self.story()
+            self.seen_tables.append((pulled.version, dict(zip(ids.tolist(), rows, strict=True))))
         self.feed(*self.running, s.ReleaseRows(pulled.pull))
 
     # --- laws ------------------------------------------------------------------------------------
@@ -177,6 +183,10 @@ class TableSim(Sim):
                 assert row.tobytes() == expected.tobytes(), (
                     f"row {one} of version {version}: {row}, expected {expected}; {self.story()}"
                 )
+        for version, table in self.seen_tables:
+            bits = {one: row.tobytes() for one, row in table.items()}
+            expected_bits = {one: row.tobytes() for one, row in history[version].items()}
+            assert bits == expected_bits, f"all rows of version {version}; {self.story()}"
         self._check_servers(history[-1])
 
     def _row(self, version: dict[int, Array], one: int) -> Array:

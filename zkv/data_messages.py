@@ -213,6 +213,9 @@ class AskRows(Frozen, frozen=True, tag=22):
     """What the answer is to say."""
     index: UInt
     """The log index at which the server knows the grant."""
+    start: Int = -1
+    """Not -1: the payload is empty; send what rows there are, in the server's order, from this
+    place on."""
 
 
 class Rows(Frozen, frozen=True, tag=23):
@@ -224,6 +227,10 @@ class Rows(Frozen, frozen=True, tag=23):
     number: UInt
     refused: Text = ""
     """Why there are none."""
+    count: UInt = 0
+    """How many row numbers stand before the values: they were not asked for by number."""
+    following: Int = -1
+    """The place to go on from; -1: that was all."""
 
 
 Data = (

@@ -133,9 +133,26 @@ class RowStore:
         return self._initial.rows(self._state, ids, self.spec.dim, self.spec.dtype)
 
     def read(self, ids: Array, version: int) -> Array:
-        """Return rows (numbers ascending, each once) as they are in a version that is pinned, or
-        the newest: (rows, dim), fresh."""
-        slots = self.index.find(ids)
+        """Return rows as they are in a version that is pinned, or the newest: (rows, dim),
+        fresh."""
+        out, missing = self._changed_rows(ids, self.index.find(ids), version)
+        if missing.any():
+            out[missing] = self.first(ids[missing])
+        return out
+
+    def part(self, start: int, count: int, version: int) -> tuple[Array, Array, int]:
+        """Return numbers and values of at most so many rows that updates up to a version have
+        changed, from place `start` on in the order in which rows came, and the place to go on from;
+        −1 if these are the last."""
+        stop = min(start + count, len(self))
+        slots = np.arange(min(start, stop), stop)
+        ids = self.index.ids[slots]
+        rows, missing = self._changed_rows(ids, slots, version)
+        return ids[~missing], rows[~missing], stop if stop < len(self) else -1
+
+    def _changed_rows(self, ids: Array, slots: Array, version: int) -> tuple[Array, Array]:
+        """Return rows as they are in a version, and which of them (bool) no update had changed
+        then: these are not filled."""
         out: Array = np.empty((ids.size, self.spec.dim), self._dtype)
         there = slots >= 0
         missing = ~there
@@ -147,9 +164,7 @@ class RowStore:
             then = out[old]
             missing[old] = self.history.read(ids[old], version, then)
             out[old] = then
-        if missing.any():
-            out[missing] = self.first(ids[missing])
-        return out
+        return out, missing
 
     def update(
         self, ids: Array, gradients: Array, rule: Rule, lr: float, version: int, pins: Sequence[int]

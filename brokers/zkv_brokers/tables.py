@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -50,7 +51,7 @@ class Tables:
         self._own_rules: dict[str, OptimizerSpec] = {}
         self._waiting: dict[GrantName, dict[int, tuple[d.AskRows, Array]]] = {}
         """Requests for rows of a version that is not in the log yet, by their numbers."""
-        self._answers: list[tuple[d.AskRows, str, Array]] = []
+        self._answers: list[tuple[d.Rows, Array]] = []
 
     @property
     def _layout(self) -> Layout:
@@ -132,7 +133,8 @@ class Tables:
             ids = aligned(payload).view(np.uint64)
             problem = self._disorder(message.bid, ids)
         if problem:
-            self._answers.append((message, problem, NO_BYTES))
+            refusal = d.Rows(0, message.incarnation, message.number, problem)
+            self._answers.append((refusal, NO_BYTES))
         elif version <= self._version:
             self._answer(message, ids, version)
         else:
@@ -141,8 +143,15 @@ class Tables:
                 waiting[message.number] = message, ids
 
     def _answer(self, message: d.AskRows, ids: Array, version: int) -> None:
-        rows = self.parts[message.bid].read(ids, version)
-        self._answers.append((message, "", rows.reshape(-1).view(np.uint8)))
+        part, who, number = self.parts[message.bid], message.incarnation, message.number
+        if message.start < 0:
+            rows = part.read(ids, version).reshape(-1).view(np.uint8)
+            self._answers.append((d.Rows(0, who, number), rows))
+            return
+        most = rows_per_piece(part.spec)
+        ids, values, following = part.part(message.start, most, version)
+        rows = np.concatenate([ids.view(np.uint8), values.reshape(-1).view(np.uint8)])
+        self._answers.append((d.Rows(0, who, number, "", ids.size, following), rows))
 
     def _disorder(self, bid: int, ids: Array) -> str:
         kid, part = self._layout.tables.of_block[bid]
@@ -154,8 +163,8 @@ class Tables:
         """Return what is answered since."""
         answers, self._answers = self._answers, []
         return [
-            ToWorker(ask.incarnation, d.Rows(server, ask.incarnation, ask.number, why), values)
-            for ask, why, values in answers
+            ToWorker(rows.incarnation, structs.replace(rows, server=server), payload)
+            for rows, payload in answers
         ]
 
     # --- what is pushed ----------------------------------------------------------------------

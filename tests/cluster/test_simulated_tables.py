@@ -52,13 +52,15 @@ def nothing_stays_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_with_faults_every_row_is_that_of_a_replay() -> None:
-    reads = pushes = 0
+    reads = pushes = tables_read = 0
     for seed in range(SEEDS):
         sim = simulate_tables(seed, with_tables(seed))
         reads += len(sim.seen_rows)
         pushes += sum(len(calls) for calls in sim.pushed_rows.values())
+        tables_read += len(sim.seen_tables)
     assert reads > 10 * SEEDS
     assert pushes > 5 * SEEDS
+    assert tables_read > SEEDS / 2
 
 
 def test_without_losses_no_row_is_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +260,17 @@ def _a_batch_on_older_values_reads_newer_rows(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Cycle, "begin", begin)
 
 
+def _rows_that_came_later_are_in_older_versions(patch: pytest.MonkeyPatch) -> None:
+    """All rows: those that no update had changed then, with what they begin with."""
+    original = RowStore.part
+
+    def part(self: RowStore, start: int, count: int, version: int) -> Any:
+        ids = self.index.ids[start : start + count]
+        return ids, self.read(ids, version), original(self, start, count, version)[2]
+
+    patch.setattr(RowStore, "part", part)
+
+
 MUTANTS = (
     _nothing_is_pinned,
     _a_finished_batch_is_not_heard_of,
@@ -272,6 +285,7 @@ MUTANTS = (
     _a_grant_of_what_is_held_is_not_told,
     _rows_pushed_before_a_withdrawal_count,
     _a_batch_on_older_values_reads_newer_rows,
+    _rows_that_came_later_are_in_older_versions,
 )
 
 

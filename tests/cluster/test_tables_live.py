@@ -404,6 +404,42 @@ async def test_large_pushes_and_reads_travel_in_pieces() -> None:
         assert worker.stats()["bytes_up"] == rows.nbytes + 8 * 20_000
 
 
+async def test_all_rows_are_read_of_one_version_while_others_are_updated() -> None:
+    async with cluster(2, policy_text="asp", optimizer="sgd:lr=1") as made:
+        table = zkv.Table(64, initial="zeros")
+        ids = np.arange(20_000, dtype=np.uint64) * np.uint64(2**45 + 1)
+        stop = asyncio.Event()
+
+        async def train(worker: AsyncWorker) -> None:
+            """Each update changes all rows that there are, and makes a thousand more."""
+            await worker.init({}, tables={"emb": table})
+            assert [one.size for one in await worker.all_rows("emb")] == [0, 0]
+            turn = 1
+            while not stop.is_set():
+                async with worker.batch() as batch:
+                    some = ids[: min(1000 * turn, ids.size)]
+                    batch.push_rows("emb", some, -np.ones((some.size, 64), np.float32))
+                assert await batch.wait() == "committed"
+                turn += 1
+
+        async def look(worker: AsyncWorker) -> None:
+            for _ in range(8):
+                found, rows = await worker.all_rows("emb")
+                count = found.size
+                assert found.tobytes() == ids[:count].tobytes()
+                updates = rows[:, 0].astype(int)
+                # Of version v row i has had one update in each from that on which has made it.
+                made_in = np.arange(count) // 1000 + 1
+                assert count == 0 or len(set((updates + made_in).tolist())) == 1
+                assert (rows == rows[:, :1]).all()
+            stop.set()
+
+        async with made.worker(0, world=1) as one, made.worker(observer=True) as other:
+            await asyncio.gather(train(one), look(other))
+            with pytest.raises(UnknownKey, match="unknown key 'other'"):
+                await other.all_rows("other")
+
+
 async def test_clipping_by_the_global_norm_counts_rows_too() -> None:
     optimizer = "sgd:lr=1,clip_global_norm=1"
     async with cluster(2, optimizer=optimizer) as made, made.worker(0, world=1) as worker:

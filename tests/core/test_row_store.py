@@ -103,6 +103,20 @@ class Replay:
             for one, row in zip(ids, found, strict=True):
                 assert row.tobytes() == self.row(version, one).tobytes(), (version, one)
             assert not np.may_share_memory(found, self.store._values)
+            self.look_at_all(version)
+
+    def look_at_all(self, version: int) -> None:
+        """Piece by piece: just the rows that updates up to a version have changed."""
+        seen: dict[int, bytes] = {}
+        start, count = 0, self.rng.choice((1, 7, 100))
+        while start >= 0:
+            ids, rows, following = self.store.part(start, count, version)
+            assert not set(ids.tolist()) & seen.keys()
+            seen.update(zip(ids.tolist(), map(bytes, rows), strict=True))
+            assert following == -1 or following == start + count < len(self.store)
+            start = following
+        expected = {one: row.tobytes() for one, row in self.versions[version].items()}
+        assert seen == expected, version
 
     def run(self) -> None:
         for _ in range(120):

@@ -282,6 +282,45 @@ def test_rows_of_the_wrong_size_or_a_refusal_end_their_call_alone() -> None:
     assert made.reads.owing() == set()
 
 
+@pytest.mark.parametrize(
+    ("rows", "raw", "says"),
+    [
+        (d.Rows(0, 1, 1, "", 2, -1), np.zeros(31, np.uint8), "31 bytes came where 32 were asked"),
+        (d.Rows(0, 1, 1, "", 2, 0), np.zeros(32, np.uint8), "place 0 follows place 0"),
+        (d.Rows(0, 1, 1, "no"), np.zeros(0, np.uint8), "no"),
+    ],
+)
+def test_all_rows_end_with_an_answer_that_makes_no_sense(
+    rows: d.Rows, raw: Array, says: str
+) -> None:
+    made = Reads()
+    made.reads.ask(AskRows(1, 9, None, 0, 7), 1, PULLS, 7, 0)
+    asked = made.reads.ready(0.0)
+    assert [(one.server, one.message.start, one.payload.size) for one in asked] == [
+        (0, 0, 0),
+        (1, 0, 0),
+    ]
+    made.reads.take(rows, raw, 0.1)
+    assert says in str(made.answers[1])
+    assert made.reads.owing() == set()
+
+
+def test_all_rows_are_asked_for_piece_by_piece_and_put_in_order() -> None:
+    made = Reads()
+    made.reads.ask(AskRows(1, 9, None, 0, 7), 1, PULLS, 7, 0)
+    made.reads.ready(0.0)
+    one = np.arange(2, dtype=np.float32)
+    made.reads.take(d.Rows(0, 1, 1, "", 1, 40), payload([50], one), 0.1)
+    (again,) = made.reads.ready(0.1)
+    assert (again.server, again.message.start, again.message.bid) == (0, 40, 90)
+    made.reads.take(d.Rows(1, 1, 2, "", 0, -1), np.empty(0, np.uint8), 0.2)
+    assert made.answers == {}
+    made.reads.take(d.Rows(0, 1, again.message.number, "", 1, -1), payload([7], one + 5), 0.2)
+    ids, rows = made.answers[1]
+    assert ids.tolist() == [7, 50]
+    assert rows.tolist() == [[5, 6], [0, 1]]
+
+
 def test_a_call_of_a_batch_that_is_cancelled_is_answered_and_others_go_on() -> None:
     made = Reads()
     made.ask(1, OWN[:2])

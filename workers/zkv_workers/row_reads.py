@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import structs
 
 from zkv import data_messages as d
 from zkv.dtypes import Array
@@ -18,9 +19,12 @@ from zkv.errors import KeyMismatch, ZkvError
 from zkv.layout import Layout
 from zkv.tables import part_of, row_bytes, rows_per_piece
 from zkv.window import Window, ready
+from zkv.wire import TableSpec
 from zkv_workers.config import SessionConfig
 from zkv_workers.row_signals import AskRows
 from zkv_workers.signals import SendData
+
+NOTHING: Array = np.empty(0, np.uint8)
 
 
 @dataclass(slots=True)
@@ -29,8 +33,31 @@ class _Call:
 
     token: int
     batch: int
-    out: Array
+    spec: TableSpec
+    out: Array | None
+    """None: all rows are wanted, and come in `found`."""
     missing: set[int] = field(default_factory=set)
+    found: list[tuple[Array, Array]] = field(default_factory=list)
+
+    def answer(self) -> object:
+        """Return what the call is answered with."""
+        if self.out is not None:
+            return self.out
+        ids = np.concatenate([np.empty(0, np.uint64), *(ids for ids, _ in self.found)])
+        nothing = np.empty((0, self.spec.dim), self.spec.dtype)
+        rows = np.concatenate([nothing, *(rows for _, rows in self.found)])
+        order = np.argsort(ids)
+        return ids[order], rows[order]
+
+
+@dataclass(slots=True)
+class _Request:
+    """One piece of a call: what was asked of which server, and where its rows belong."""
+
+    call: _Call
+    data: SendData
+    ask: d.AskRows
+    places: Array
 
 
 class RowReads:
@@ -48,8 +75,8 @@ class RowReads:
         self._config = config
         self._answer, self._fail = answer, fail
         self._windows: dict[int, Window[SendData]] = {}
-        self._requests: dict[int, tuple[_Call, int, Array]] = {}
-        """By number: whose it is, the server, and where its rows belong in the call's."""
+        self._requests: dict[int, _Request] = {}
+        """By number."""
         self._count = 0
 
     def _window(self, server: int) -> Window[SendData]:
@@ -68,42 +95,70 @@ class RowReads:
         entry = self._layout.tables.entries.get(event.kid)
         if entry is None:
             raise KeyMismatch(f"there is no table number {event.kid}")
-        spec = entry.spec
-        call = _Call(event.token, event.batch, np.empty((event.ids.size, spec.dim), spec.dtype))
-        parts, step = part_of(event.ids, len(entry.bids)), rows_per_piece(spec)
+        spec, ids = entry.spec, event.ids
+        out = None if ids is None else np.empty((ids.size, spec.dim), spec.dtype)
+        call = _Call(event.token, event.batch, spec, out)
+        step = rows_per_piece(spec)
         for part, bid in enumerate(entry.bids):
-            places = np.flatnonzero(parts == part)
+            ask = d.AskRows(incarnation, group, grant, bid, 0, index)
+            if ids is None:
+                self._send(call, structs.replace(ask, start=0), NOTHING, NOTHING)
+                continue
+            places = np.flatnonzero(part_of(ids, len(entry.bids)) == part)
             for start in range(0, places.size, step):
                 some = places[start : start + step]
-                self._count += 1
-                server = self._layout.blocks[bid].server
-                message = d.AskRows(incarnation, group, grant, bid, self._count, index)
-                data = SendData(server, message, event.ids[some].view(np.uint8))
-                self._requests[self._count] = call, server, some
-                call.missing.add(self._count)
-                self._window(server).offer(self._count, some.size * row_bytes(spec), data)
+                self._send(call, ask, some, ids[some].view(np.uint8))
         if not call.missing:
-            self._answer(call.token, call.out)
+            self._answer(call.token, call.answer())
+
+    def _send(self, call: _Call, ask: d.AskRows, places: Array, payload: Array) -> None:
+        """Ask for one piece, as soon as there is room for what it brings."""
+        self._count += 1
+        ask = structs.replace(ask, number=self._count)
+        server = self._layout.blocks[ask.bid].server
+        data = SendData(server, ask, payload)
+        self._requests[self._count] = _Request(call, data, ask, places)
+        call.missing.add(self._count)
+        count = rows_per_piece(call.spec) if call.out is None else places.size
+        self._window(server).offer(self._count, count * row_bytes(call.spec), data)
 
     def take(self, message: d.Rows, payload: Array, now: float) -> None:
         """A server has sent rows, or says why there are none."""
-        found = self._requests.pop(message.number, None)
-        if found is None:
+        request = self._requests.pop(message.number, None)
+        if request is None:
             return
-        call, server, places = found
-        self._window(server).acknowledge(message.number, now)
-        rows = call.out[places]
-        if message.refused or payload.nbytes != rows.nbytes:
-            why = message.refused or f"{payload.nbytes} bytes came where {rows.nbytes} were asked"
+        call = request.call
+        self._window(request.data.server).acknowledge(message.number, now)
+        why = message.refused or self._put(request, message, payload)
+        if why:
             self._forget(call)
             self._fail(call.token, KeyMismatch(f"server {message.server}: {why}"))
             return
         self.bytes_received += payload.nbytes
-        rows.reshape(-1).view(np.uint8)[:] = payload
-        call.out[places] = rows
         call.missing.discard(message.number)
         if not call.missing:
-            self._answer(call.token, call.out)
+            self._answer(call.token, call.answer())
+
+    def _put(self, request: _Request, message: d.Rows, payload: Array) -> str:
+        """Take a piece in, and ask for the next one, if any; return what is wrong, or ""."""
+        call, spec = request.call, request.call.spec
+        count = message.count if call.out is None else request.places.size
+        numbers = 8 * message.count if call.out is None else 0
+        expected = numbers + count * row_bytes(spec)
+        if payload.nbytes != expected:
+            return f"{payload.nbytes} bytes came where {expected} were asked"
+        rows: Array = np.empty((count, spec.dim), spec.dtype)
+        rows.reshape(-1).view(np.uint8)[:] = payload[numbers:]
+        if call.out is not None:
+            call.out[request.places] = rows
+            return ""
+        call.found.append((payload[:numbers].copy().view(np.uint64), rows))
+        if 0 <= message.following <= request.ask.start:
+            return f"place {message.following} follows place {request.ask.start}"
+        if message.following >= 0:
+            ask = structs.replace(request.ask, start=message.following)
+            self._send(call, ask, NOTHING, NOTHING)
+        return ""
 
     def drop(self, batch: int | None) -> None:
         """A batch does not count any more: who waits for rows of it looks at it again."""
@@ -119,12 +174,11 @@ class RowReads:
                 self._forget(call)
 
     def _calls(self) -> list[_Call]:
-        return list({id(call): call for call, _, _ in self._requests.values()}.values())
+        return list({id(one.call): one.call for one in self._requests.values()}.values())
 
     def _forget(self, call: _Call) -> None:
         for number in call.missing & self._requests.keys():
-            _, server, _ = self._requests.pop(number)
-            self._window(server).forget({number})
+            self._window(self._requests.pop(number).data.server).forget({number})
 
     def ready(self, now: float) -> list[SendData]:
         """Return the requests to send now."""
@@ -132,7 +186,7 @@ class RowReads:
 
     def owing(self) -> set[int]:
         """Return the servers that have not answered everything."""
-        return {server for _, server, _ in self._requests.values()}
+        return {one.data.server for one in self._requests.values()}
 
     def clear(self) -> None:
         """Drop everything (the broker started anew)."""

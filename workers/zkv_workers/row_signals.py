@@ -14,8 +14,9 @@ class AskRows:
 
     token: int
     kid: int
-    ids: Array
-    """uint64, ascending, each once."""
+    ids: Array | None
+    """uint64, ascending, each once. None: all that updates have changed; the answer is then their
+    numbers, ascending, and their values."""
     batch: int
     """The version is that of this batch; 0: that of `pull`."""
     pull: int = 0

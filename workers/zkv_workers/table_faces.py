@@ -126,6 +126,24 @@ class BlockingTables:
         finally:
             self._feed(s.ReleaseRows(pulled.pull))
 
+    def all_rows(self, key: Key) -> tuple[Array, Array]:
+        """Return the numbers (uint64, ascending) and the values of all rows of a table that updates
+        have changed, as they are now, all of one version; fresh. It counts as no batch.
+
+        Raises:
+            UnknownKey: no table of this name.
+            WaitTimeout: they did not come in time; the text says from whom.
+        """
+        pulled = self._call(_pull)
+        try:
+            kid = pulled.layout.table(key).kid
+            found: tuple[Array, Array] = self._call(
+                lambda token: s.AskRows(token, kid, None, 0, pulled.pull)
+            )
+            return found
+        finally:
+            self._feed(s.ReleaseRows(pulled.pull))
+
 
 class AsyncTables:
     """The asyncio worker reads rows outside of a batch."""
@@ -145,5 +163,18 @@ class AsyncTables:
             wanted = wanted_rows(pulled.layout, key, ids)
             rows = await self._ask(lambda token: wanted.asked(token, pull=pulled.pull))
             return wanted.handed(rows)
+        finally:
+            self._driver.feed(s.ReleaseRows(pulled.pull))
+
+    async def all_rows(self, key: Key) -> tuple[Array, Array]:
+        """Return numbers and values of all rows that updates have changed (see
+        `Worker.all_rows`)."""
+        pulled = await self._ask(_pull)
+        try:
+            kid = pulled.layout.table(key).kid
+            found: tuple[Array, Array] = await self._ask(
+                lambda token: s.AskRows(token, kid, None, 0, pulled.pull)
+            )
+            return found
         finally:
             self._driver.feed(s.ReleaseRows(pulled.pull))
