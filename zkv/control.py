@@ -150,7 +150,8 @@ class Pull(Frozen, frozen=True, tag=46):
     seen: UInt = 0
     """A version that I have values of already: not an older one."""
     rows: bool = False
-    """Send no values: I shall ask servers for rows of that version, until I say `Received`."""
+    """I shall ask servers for rows of that version, until I say `Received`; send the keys that I
+    name, and no others."""
 
 
 class Barrier(Frozen, frozen=True, tag=47):

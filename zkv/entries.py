@@ -41,8 +41,8 @@ class Regroup(Frozen, frozen=True, tag=3):
 class Grant(Frozen, frozen=True, tag=4):
     """Entry: send this worker the named keys (none named: all of the group) as they are now.
 
-    Rows of tables stay at this version for it until its batch is done, or (of a pull, which names
-    no keys then) until a `Discard` of the grant.
+    Rows of tables stay at this version for it until its batch is done, or (of a pull of `rows`,
+    which sends just the keys that it names) until a `Discard` of the grant.
     """
 
     incarnation: UInt
@@ -54,6 +54,8 @@ class Grant(Frozen, frozen=True, tag=4):
     """The version of the group that the worker holds completely already; -1: none is known."""
     on_demand: bool = False
     """Send only what the worker asks for, as often as it asks, until its contribution is done."""
+    rows: bool = False
+    """Of a pull: the worker will ask for rows."""
 
 
 class Counted(Frozen, frozen=True):

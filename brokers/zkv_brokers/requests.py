@@ -77,13 +77,10 @@ def check_finish(group: Group, name: ContributionId, worker: Worker, grant: int)
 def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> None:
     """Grant a read of some keys (none named: the whole model) at one point of the log (rule 4)."""
     layout = router.layout
-    if message.rows:
-        kids = []
-    elif message.keys:
-        kids = sorted({layout.kid(key) for key in message.keys})
-    else:
+    kids = sorted({layout.kid(key) for key in message.keys})
+    if not message.keys and not message.rows:
         kids = layout.kids_in(MODEL)
-    if not kids and not (message.rows and layout.tables):
+    if not kids and not (message.rows and layout.has_model):
         raise UnknownKey(
             "there is no model yet: nothing was initialised, or all keys are plain, or tables, "
             "whose rows are read by worker.rows"
@@ -96,7 +93,8 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
     if worker.incarnation not in router.members.workers:
         return
     version = model.version if model is not None else 0
-    out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids))
+    rows = message.rows
+    out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids, rows=rows))
     clocks = model.sync.clocks if model is not None else {}
     granted = c.Granted(
         group=PULLS,

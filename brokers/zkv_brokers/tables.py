@@ -22,7 +22,7 @@ from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.sums import divided
 from zkv.table_layout import bid_of
 from zkv.tables import disorder, row_bytes, rows_per_piece
-from zkv.wire import MODEL, PULLS, ContributionId, TableEntry, TableSpec
+from zkv.wire import MODEL, ContributionId, TableEntry, TableSpec
 from zkv_brokers.contributions import Open
 from zkv_brokers.grants import NO_BYTES, ToWorker
 from zkv_brokers.row_store import RowStore
@@ -83,7 +83,7 @@ class Tables:
 
     def granted(self, entry: c.Grant) -> None:
         """A grant is in the log: its version may be looked at from here on."""
-        if self.parts and (entry.group == MODEL or (entry.group == PULLS and not entry.kids)):
+        if self.parts and (entry.group == MODEL or entry.rows):
             self.pins[entry.incarnation, entry.group, entry.grant] = entry.version
             self._versions = sorted(set(self.pins.values()))
 

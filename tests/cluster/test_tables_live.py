@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import cluster, until
+from safetensors.numpy import load_file
 
 import zkv
 from zkv.aio import AsyncWorker
@@ -18,6 +19,7 @@ from zkv.optim import init_slots, rule, update
 from zkv.sums import divided, tree_sum, weighted
 from zkv.tables import initial_of, state_of
 from zkv_brokers.replay import replay
+from zkv_cli.export import write_model
 
 DIM = 4
 EMB = zkv.Table(DIM, initial="uniform:-1,1", rule="adam:lr=0.1")
@@ -118,6 +120,24 @@ def test_the_blocking_worker_reads_and_pushes_rows() -> None:
         assert worker.rows("emb", np.int8(2)).tolist() == [-3, -3]
         with pytest.raises(UnknownKey, match="there is no model yet"):
             worker.pull()
+
+
+def test_an_export_has_the_rows_of_all_tables_of_the_version_of_its_keys(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    with zkv.local(workers=1, servers=2, optimizer="sgd:lr=1") as made, made.connect() as worker:
+        with pytest.raises(UnknownKey, match="has no model yet"):
+            write_model(made.address, file, 10.0)
+        worker.init({}, tables={"emb": zkv.Table(2, initial="zeros"), 7: zkv.Table(3)})
+        ids = [2**64 - 1, 5, 9]
+        with worker.batch() as batch:
+            batch.push_rows("emb", ids, -np.asarray([[1, 2], [3, 4], [5, 6]], np.float32))
+        assert batch.wait() == "committed"
+        version, arrays, size = write_model(made.address, file, 10.0)
+        assert (version, arrays, size) == (1, 4, file.stat().st_size)
+    found = load_file(file)
+    assert found["emb.ids"].tolist() == sorted(ids)
+    assert found["emb.rows"].tolist() == [[3, 4], [5, 6], [1, 2]]
+    assert (found["7.ids"].shape, found["7.rows"].shape) == ((0,), (0, 3))
 
 
 async def test_a_model_of_tables_alone_is_trained_under_every_policy() -> None:

@@ -57,7 +57,7 @@ def rig_of_a_table() -> Rig:
     rig.log(c.Init(2, 1, [], BLOCKS, False, (ENTRY,)))
     rig.layout.add([], BLOCKS, tables=(ENTRY,))
     rig.log(*(c.Grant(who, MODEL, 1, 0, []) for who in (1, 2, HONEST)))
-    rig.log(c.Grant(HONEST, PULLS, 7, 0, []))
+    rig.log(c.Grant(HONEST, PULLS, 7, 0, [], rows=True))
     return rig
 
 

@@ -432,6 +432,7 @@ GOLDEN_ENTRIES: list[c.Entry] = [
     c.Regroup(1, 2, 5),
     c.Grant(1048577, 0, 4, 9, [0, 1]),
     c.Grant(1048577, 0, 4, 9, [], -1, True),
+    c.Grant(1048577, -1, 7, 9, [], rows=True),
     c.Sum(0, 10, [c.Counted(NAME, 32.0)]),
     c.Commit(0, 10, [c.Counted(NAME, 32.0)], 2.5),
     c.Commit(0, 11, [], None),
@@ -512,7 +513,9 @@ GOLDEN_DATA: list[d.Data] = [
     d.Share(0, 1048577, "net:[4026531840]", 4711, 9, 16, 2**20, 3, b"0123456789abcdef"),
     d.Shared(0, 1048577, b"0123456789abcdef", "it is on another machine"),
     d.AskRows(1048577, 0, 4, 2, 9, 6),
+    d.AskRows(1048577, -1, 7, 2, 9, 6, 4096),
     d.Rows(0, 1048577, 9),
+    d.Rows(0, 1048577, 9, "", 4096, 8192),
     d.Rows(0, 1048577, 9, "row 4 stands twice"),
 ]
 

@@ -173,7 +173,8 @@ class PushPlain:
 class Pull:
     """Read keys (none: the model), after my own plain pushes of them; answered with `Values`.
 
-    `rows`: of tables; then no values come, and they are asked for until `ReleaseRows`.
+    `rows`: just these keys, and rows of tables are asked for of the same version, until
+    `ReleaseRows`.
     """
 
     token: int
