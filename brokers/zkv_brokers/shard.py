@@ -26,6 +26,7 @@ from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
+from zkv_brokers.memory import Memory
 from zkv_brokers.parked import Parked
 from zkv_brokers.shard_events import Action as Action
 from zkv_brokers.shard_events import Event as Event
@@ -52,6 +53,7 @@ class Shard:
         priority: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
         spans: Spans | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.number = 0
         self.term = 0
@@ -59,7 +61,7 @@ class Shard:
         """Entries applied: the next one has this index."""
         self.started = False
         self.layout = Layout()
-        self.store = Store(self.layout, clock)
+        self.store = Store(self.layout, clock, memory)
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
         self.tables = self.commits.tables
@@ -96,6 +98,7 @@ class Shard:
                     priority=grants.priority,
                     clock=self.store.clock,
                     spans=spans,
+                    memory=self.store.memory,
                 )
         return out
 
@@ -254,10 +257,8 @@ class Shard:
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):
-                reason = (
-                    f"server {self.number}: incarnation {name.incarnation} is no member (any more)"
-                )
-                fenced = d.Fenced(self.number, name.incarnation, reason)
+                why = f"incarnation {name.incarnation} is no member (any more)"
+                fenced = d.Fenced(self.number, name.incarnation, f"server {self.number}: {why}")
                 out.append(ToWorker(name.incarnation, fenced, None))
             case d.Push() if payload is not None:
                 self._push(message, payload, out)
@@ -320,7 +321,8 @@ class Shard:
             elif held.bids is None:
                 # Said once: what was reported as held does not change any more.
                 held.weight = message.weight
-                held.bids = self._bids(name, message)
+                seeds = name.group == SEEDS
+                held.bids = self._seed_bids[name.batch] if seeds else frozenset(message.bids)
                 held.skipped = frozenset(message.skipped)
                 if self.commits.streaming.begun(name, held):
                     self._make(self._mine(MODEL))
@@ -345,12 +347,6 @@ class Shard:
                 f"which server {self.number} does not know"
             )
         return self.contributions.at(name, grant)
-
-    def _bids(self, name: ContributionId, message: d.Done) -> frozenset[int]:
-        """Return the blocks that make a contribution complete: of initial values, all."""
-        if name.group != SEEDS:
-            return frozenset(message.bids)
-        return self._seed_bids[name.batch]
 
     def _is_part(self, name: ContributionId, bid: int) -> bool:
         """Return whether this block is here and belongs to what is contributed to."""
@@ -383,7 +379,7 @@ class Shard:
         if name.group == SEEDS:
             for bid, payload in held.payloads.items():
                 assert isinstance(payload, np.ndarray)
-                self.store.put(self.layout.blocks[bid], payload.copy())
+                self.store.put(self.layout.blocks[bid], payload)
             self.contributions.settle(name)
         self._held.append((name, held.grant))
 

@@ -89,8 +89,11 @@ class Incoming:
             made.plain.granted(message.group, message.grant)
             made.next_plain(message.group)
 
-    def take(self, message: d.Block, payload: Array, now: float) -> None:
-        """A server sends a block."""
+    def take(self, message: d.Block | d.Rows, payload: Array, now: float) -> None:
+        """A server sends a block, or rows."""
+        if isinstance(message, d.Rows):
+            self.rows.take(message, payload, now)
+            return
         self._arrived(self.downloads.take(message, payload, now))
         for assembly in self.downloads.followers(message.bid, now):
             self._arrived(assembly)
@@ -183,8 +186,8 @@ class Incoming:
             self._answer(event.token, None)
             return
         self.note(event, now)
-        blocks = self._layout.blocks_for(event.kids)
-        missing = {block.bid for block in blocks} - cycle.blocks.keys()
+        bids = event.bids or [block.bid for block in self._layout.blocks_for(event.kids)]
+        missing = set(bids) - cycle.blocks.keys()
         self._waits.append(_Wait(event.token, event.batch, missing))
         self._serve()
 

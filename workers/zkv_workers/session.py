@@ -16,6 +16,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
+from zkv.placement import NEAR_BYTES_PER_S
 from zkv.wire import MODEL, SEEDS, open_envelope
 from zkv_workers import signals as s
 from zkv_workers.aside import Aside
@@ -41,7 +42,8 @@ class Session:
         self.uploads = Uploads(self.layout, config)
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
-        self._told = Told(self._link, measuring=config.measures)
+        rate = NEAR_BYTES_PER_S if config.near else 0.0
+        self._told = Told(self._link, measuring=config.measures, rate=rate)
         self._probe = LinkProbe(config.measures, self._told.measured)
         self.made = Contributions(
             self.layout, self._link, self.uploads, self._answer, self._told.tell, config.prefetch
@@ -259,8 +261,7 @@ class Session:
             return
         self.broken = error
         tokens = [*self.requests.all(), *self._behind.clear()]
-        self._out += [s.Fail(token, error) for token in tokens]
-        self._out.append(s.Broken(error))
+        self._out += [*(s.Fail(token, error) for token in tokens), s.Broken(error)]
 
     def _hear(self, message: c.Message) -> None:
         match message:
@@ -365,11 +366,9 @@ class Session:
                 self.uploads.acknowledged(message, self.now)
             case d.Probed():
                 self._out += self._probe.answered(message, self.now)
-            case d.Block() if payload is not None:
+            case d.Block() | d.Rows() if payload is not None:
                 self.incoming.take(message, payload, self.now)
                 self._begun()
-            case d.Rows() if payload is not None:
-                self.incoming.rows.take(message, payload, self.now)
             case d.Fenced(reason=reason):
                 # Who leaves is no member any more when a frame of its is repeated: no news. Before
                 # anything was begun the broker may be a new one, which lets this worker in anew.
