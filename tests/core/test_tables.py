@@ -247,3 +247,18 @@ def test_gradients_of_one_row_are_added_in_their_order(pushed: list[tuple[int, f
     for one, row in zip(unique.tolist(), total, strict=True):
         assert row.tobytes() == expected[one].tobytes()
     assert not np.may_share_memory(total, rows)
+
+
+@pytest.mark.parametrize("dim", [1, 5])
+@pytest.mark.parametrize("kinds", [1, 2, 40])
+def test_rows_that_are_pushed_very_often_are_added_in_their_order_too(dim: int, kinds: int) -> None:
+    rng = np.random.default_rng(kinds)
+    ids = np.minimum(rng.integers(0, 80, 2000), kinds - 1).astype(np.uint64)
+    rows = (rng.standard_normal((2000, dim)) * 10.0 ** rng.integers(-3, 4, (2000, 1))).astype("f4")
+    unique, total = summed(ids, rows)
+    for one, row in zip(unique.tolist(), total, strict=True):
+        expected = np.zeros(dim, np.float32)
+        for at in np.flatnonzero(ids == one):
+            expected = expected + rows[at]
+        assert row.tobytes() == expected.tobytes()
+    assert unique.tolist() == list(range(kinds))
