@@ -199,13 +199,17 @@ class Layout:
             self.blocks[bid].server for bid in (self.tables.of_block if group == MODEL else ())
         }
 
+    def server_of(self, place: int) -> int:
+        """Return the server that a block, or a place in a table's block, is on."""
+        return self.blocks[bid_of(place)].server
+
     def places_by_server(self, group: int, places: Iterable[int]) -> dict[int, list[int]]:
         """Return these places of a group's tables, by server; each that holds any has a list."""
         found: dict[int, list[int]] = {}
         for bid in self.tables.of_block if group == MODEL else ():
             found.setdefault(self.blocks[bid].server, [])
         for place in places:
-            found[self.blocks[bid_of(place)].server].append(place)
+            found[self.server_of(place)].append(place)
         return found
 
     def kids_in(self, group: int) -> list[int]:

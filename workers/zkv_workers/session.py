@@ -13,7 +13,6 @@ from zkv import errors
 from zkv.alignment import RoundTrips
 from zkv.control import encode_packet
 from zkv.dtypes import Array
-from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.placement import NEAR_BYTES_PER_S
@@ -83,7 +82,7 @@ class Session:
             try:
                 if not self._behind.takes(event):
                     self._take(event)
-            except (ZkvError, ValueError) as error:
+            except (errors.ZkvError, ValueError) as error:
                 self._caller_failed(event, error)
         elif token := getattr(event, "token", 0):
             self._out.append(s.Fail(token, self.broken))
@@ -295,6 +294,8 @@ class Session:
             case c.Settled(fates=fates):
                 for group, batch, version, why in fates:
                     self.made.settled(group, batch, version, why, self.now)
+                    if group == MODEL:
+                        self.downloads.committed(version)
                 self._send_pulls()
             case c.Reply(token=token, value=value, index=index):
                 self.made.index = max(self.made.index, index)
@@ -309,7 +310,7 @@ class Session:
                     self._answer(self.requests.leaving, None)
                 self.fail(errors.Closed("the worker has left"))
             case _:
-                raise ProtocolError(f"{type(message).__name__} is not for a worker")
+                raise errors.ProtocolError(f"{type(message).__name__} is not for a worker")
 
     def _welcome(self, message: c.Welcome) -> None:
         self.member = message
@@ -339,7 +340,7 @@ class Session:
             name = self.made.name(SEEDS, message.init)
             self.aside.seed(self._told.wanted(message), name, message)
 
-    def _refused(self, token: int, error: ZkvError) -> None:
+    def _refused(self, token: int, error: errors.ZkvError) -> None:
         if token == 0:
             self.fail(error)
             return
@@ -375,7 +376,7 @@ class Session:
                 if self.made.started and not self.requests.leaving:
                     self.fail(errors.Evicted(reason))
             case _:
-                raise ProtocolError(f"{type(message).__name__} is not for a worker")
+                raise errors.ProtocolError(f"{type(message).__name__} is not for a worker")
 
     # --- time --------------------------------------------------------------------------------
 

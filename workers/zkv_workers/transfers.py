@@ -15,7 +15,6 @@ from zkv.dtypes import DTYPES, Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.pace import Pace
-from zkv.table_layout import bid_of
 from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
@@ -24,15 +23,13 @@ from zkv_workers.assembly import Assembly, coded
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
-from zkv_workers.packing import cut
+from zkv_workers.packing import Empty, cut, fresh
 from zkv_workers.signals import Narrate, SendData
 
 EARLY_BLOCKS_MAX = 4096
-"""Blocks kept for grants that the broker has not announced yet; the rest is asked for later."""
-
+"""Blocks kept for grants that are not announced yet; the rest is asked for later."""
 LAST = 2**62
 """The place of a contribution's end: behind all of its blocks."""
-
 OVER_MAX = 256
 """Grants of late that are complete or cancelled: a block of theirs that comes again is dropped."""
 
@@ -46,6 +43,7 @@ class Uploads:
         self._priority = config.priority
         self._windows: dict[int, Window[SendData]] = {}
         self._pace = None if config.near else Pace()
+        self.empty: Empty = fresh
         self.bytes_sent = 0
         self.bytes_arrived = 0
         """Acknowledged ones."""
@@ -73,7 +71,7 @@ class Uploads:
         weight: float | None = None,
     ) -> int:
         """Queue a block; return the server that it goes to."""
-        server = self._layout.blocks[bid_of(bid)].server
+        server = self._layout.server_of(bid)
         payload = sealed.payload
         message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight)
         data, order = SendData(server, message, payload), self._order(name, bid)
@@ -90,8 +88,7 @@ class Uploads:
         index: int,
         places: Iterable[int] = (),
     ) -> None:
-        """Queue the end of a contribution for every server of its group (rule 8); `places` are
-        those of its tables that something was pushed to."""
+        """Queue the end of a contribution for its group's servers (rule 8); `places`: in tables."""
         absent, keeps = set(skipped), self._config.prefetch > 0
         by_server = self._layout.places_by_server(name.group, places)
         for block in self._layout.blocks_in(name.group):
@@ -105,17 +102,14 @@ class Uploads:
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
     ) -> None:
         """Queue the initial values of an initialisation: they are pushed like a contribution."""
-        blocks = [block for block in message.blocks if block.segments]
-        for bid, payload in cut(self._layout, blocks, values).items():
+        for bid, payload in cut(self._layout, message.blocks, values, self.empty).items():
             self.push(name, message.init, bid, Sealed(payload), message.index)
         self.end_seeds(name, message)
 
     def end_seeds(self, name: ContributionId, message: c.Layout) -> None:
         """Queue the end of an initialisation."""
-        bids: dict[int, list[int]] = {}
-        for block in message.blocks:
-            bids.setdefault(block.server, []).extend([block.bid] if block.segments else [])
-        for server, sent in bids.items():
+        for server in dict.fromkeys(block.server for block in message.blocks):
+            sent = [b.bid for b in message.blocks if b.server == server and b.segments]
             self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
 
     def _done(self, server: int, message: d.Done) -> None:
@@ -231,6 +225,11 @@ class Downloads:
     def held_blocks(self) -> Mapping[int, Array]:
         """The blocks that deltas are added to."""
         return {} if self._held is None else self._held.blocks
+
+    def committed(self, version: int) -> None:
+        """The log has come to this version: it will not grant an older one again."""
+        if self._held is not None and self._held.granted.version <= version:
+            self._before = None
 
     def receipts(self) -> list[SendData | Narrate]:
         """Return one receipt for each server and grant: their blocks have arrived since.
