@@ -313,7 +313,7 @@ def cut(
     values: Mapping[Key, Array],
     empty: Empty = fresh,
 ) -> dict[int, Array]:
-    """Cut flat values of whole keys into blocks, in arrays that `empty` makes; blocks of tables have
+    """Cut flat values of whole keys into blocks, in arrays that `empty` makes; those of tables have
     none."""
     packed = {}
     for block in (one for one in blocks if one.segments):
