@@ -403,8 +403,10 @@ async def test_rows_above_what_a_float_holds_are_exactly_those_that_are_asked_fo
         for wrong in (np.asarray(numbers, np.float32), np.asarray(numbers, float), [16_777_217.0]):
             with pytest.raises(KeyMismatch, match=r"whole numbers of 0 to 2\*\*64-1, not float"):
                 await worker.rows("emb", wrong)
+        pulls = worker.stats()["pulls"]
         with pytest.raises(KeyMismatch, match=f"row {2**32} is out of range"):
             await worker.rows("emb", [2**32])
+        assert worker.stats()["pulls"] == pulls, "it was refused before anything was sent"
         held = [part for one in made.servers for part in one.shard.tables.parts.values()]
         assert sum(map(len, held)) == 6
 

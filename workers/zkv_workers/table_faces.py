@@ -99,8 +99,16 @@ def _pull(token: int) -> s.Pull:
     return s.Pull(token, (), rows=True)
 
 
+def _check(driver: Driver, key: Key, ids: Any) -> None:
+    """Check row numbers before anything is sent, as far as the table is known here by now."""
+    known = driver.session.layout.tables.find(key)
+    checked_ids(key, to_host(ids), 0 if known is None else known.spec.rows)
+
+
 class BlockingTables:
     """The blocking worker reads rows outside of a batch."""
+
+    _driver: Driver
 
     @abstractmethod
     def _call(self, make: Callable[[int], s.Input], *, behind: bool = True) -> Any: ...
@@ -118,7 +126,7 @@ class BlockingTables:
             KeyMismatch: not whole numbers, negative, or out of range; the first is named.
             WaitTimeout: they did not come in time; the text says from whom.
         """
-        checked_ids(key, to_host(ids), 0)
+        _check(self._driver, key, ids)
         pulled = self._call(_pull)
         try:
             wanted = wanted_rows(pulled.layout, key, ids)
@@ -157,7 +165,7 @@ class AsyncTables:
 
     async def rows(self, key: Key, ids: Any) -> Array:
         """Return rows of a table as they are now, all of one version (see `Worker.rows`)."""
-        checked_ids(key, to_host(ids), 0)
+        _check(self._driver, key, ids)
         pulled = await self._ask(_pull)
         try:
             wanted = wanted_rows(pulled.layout, key, ids)
