@@ -495,6 +495,22 @@ async def test_an_observer_reads_rows_and_is_told_what_there_is() -> None:
             await until(lambda: not any(one.shard.tables.pins for one in made.servers))
 
 
+async def test_a_read_that_is_given_up_leaves_no_version_pinned() -> None:
+    """Whenever that is: before it is granted, when it is, or while its rows come."""
+    async with cluster(1) as made, made.worker(0, world=1) as worker:
+        await worker.init({}, tables={"emb": EMB})
+        tables = made.servers[0].shard.tables
+        for turns in range(12):
+            reading = asyncio.ensure_future(worker.rows("emb", range(50)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait({reading})
+        # What comes behind it in the log has come.
+        await worker.rows("emb", [1])
+        await until(lambda: not tables.pins, what="nothing is pinned")
+
+
 async def test_a_pinned_table_lies_on_one_server() -> None:
     async with cluster(3, placement="by_size;pin:emb=1") as made:
         await made.run(train)

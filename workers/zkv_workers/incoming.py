@@ -61,6 +61,8 @@ class Incoming:
         self._demands: dict[int, Demand] = {}
         """By grant, those on demand."""
         self._asks: list[s.SendData] = []
+        self._pinned: set[int] = set()
+        """Pulls whose version servers keep for rows."""
 
     def granted(self, message: c.Granted, now: float) -> None:
         """The broker grants a batch, a pull or a plain push; what follows comes from servers."""
@@ -126,6 +128,7 @@ class Incoming:
         """Drop everything (the broker started anew)."""
         self.downloads.clear()
         self.rows.clear()
+        self._pinned.clear()
 
     # --- on demand ---------------------------------------------------------------------------
 
@@ -166,7 +169,13 @@ class Incoming:
             case PushRows():
                 self._made.push_rows(event)
             case ReleaseRows(pull):
-                self._link.send(c.Received(PULLS, pull))
+                self._unpin(pull)
+
+    def _unpin(self, pull: int) -> None:
+        """No rows will be asked for any more under a pull, if this is one."""
+        if pull in self._pinned:
+            self._pinned.discard(pull)
+            self._link.send(c.Received(PULLS, pull))
 
     def _ask_rows(self, event: AskRows) -> None:
         made = self._made
@@ -193,6 +202,8 @@ class Incoming:
 
     def give_up(self, token: int) -> None:
         """Nobody waits for this call's answer any more."""
+        self.rows.give_up(token)
+        self._unpin(token)
         self._waits = [wait for wait in self._waits if wait.token != token]
 
     def _serve(self) -> None:
@@ -214,7 +225,11 @@ class Incoming:
         if not assembly.complete:
             return
         if granted.group == PULLS:
-            self._pulls.done(granted.token)
+            pull = self._pulls.done(granted.token)
+            if pull is None:
+                self._link.send(c.Received(PULLS, granted.grant))
+            elif pull.rows:
+                self._pinned.add(granted.token)
             values = s.Values(
                 granted.version,
                 tuple(granted.kids),

@@ -58,10 +58,11 @@ class Pulls:
                 self._link.send(c.Pull(token, list(keys), seen, reading.pull.rows))
         return failed
 
-    def done(self, token: int) -> None:
-        """The pull is answered."""
+    def done(self, token: int) -> Pull | None:
+        """The pull is answered; return it, None if nobody waits for it any more."""
         self.answered += 1
-        self._open.pop(token, None)
+        reading = self._open.pop(token, None)
+        return None if reading is None else reading.pull
 
     def drop(self, token: int) -> None:
         """Nobody waits for this pull any more."""
