@@ -75,7 +75,8 @@ class TableLayout:
 
     def find(self, key: str | int) -> TableEntry | None:
         """Return the table of this name; None: there is none."""
-        return next((one for one in self.entries.values() if one.spec.key == key), None)
+        # Another thread may learn of tables meanwhile.
+        return next((one for one in list(self.entries.values()) if one.spec.key == key), None)
 
     def names(self) -> list[str | int]:
         """Return the names of all tables."""
