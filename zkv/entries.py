@@ -9,7 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from zkv.greetings import ServerAt
-from zkv.wire import BlockSpec, ContributionId, Frozen, Int, KeyEntry, Name, UInt, Weight
+from zkv.wire import (
+    BlockSpec,
+    ContributionId,
+    Frozen,
+    Int,
+    KeyEntry,
+    Name,
+    TableEntry,
+    UInt,
+    Weight,
+)
 
 
 class Init(Frozen, frozen=True, tag=1):
@@ -21,6 +31,8 @@ class Init(Frozen, frozen=True, tag=1):
     blocks: list[BlockSpec]
     plain: bool = False
     """They are no part of the model, whose updates may go on meanwhile."""
+    tables: tuple[TableEntry, ...] = ()
+    """Tables too, of which nobody sends values."""
 
 
 class Drop(Frozen, frozen=True, tag=2):
@@ -38,7 +50,11 @@ class Regroup(Frozen, frozen=True, tag=3):
 
 
 class Grant(Frozen, frozen=True, tag=4):
-    """Entry: send this worker the named keys (none named: all of the group) as they are now."""
+    """Entry: send this worker the named keys (none named: all of the group) as they are now.
+
+    Rows of tables stay at this version for it until its batch is done, or (of a pull of `rows`,
+    which sends just the keys that it names) until a `Discard` of the grant.
+    """
 
     incarnation: UInt
     group: Int
@@ -49,6 +65,8 @@ class Grant(Frozen, frozen=True, tag=4):
     """The version of the group that the worker holds completely already; -1: none is known."""
     on_demand: bool = False
     """Send only what the worker asks for, as often as it asks, until its contribution is done."""
+    rows: bool = False
+    """Of a pull: the worker will ask for rows."""
 
 
 class Counted(Frozen, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zkv import control as c
 from zkv.errors import ProtocolError
@@ -15,6 +15,7 @@ from zkv_brokers.bases import Bases
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.store import Store
 from zkv_brokers.streaming import Streaming, made_of
+from zkv_brokers.tables import Tables
 
 
 class Commits:
@@ -26,6 +27,7 @@ class Commits:
         self.bases = Bases()
         self.spans = spans
         self.streaming = Streaming(store, contributions)
+        self.tables = Tables(store)
         self.updates = 0
         """Of the model, since the start; they took `update_s` seconds by the store's clock."""
         self.update_s = 0.0
@@ -40,7 +42,8 @@ class Commits:
 
     def square_sums(self, entry: c.Sum, blocks: Sequence[BlockSpec]) -> list[tuple[int, float]]:
         """Return Σ g² of each block's reduced gradient."""
-        return [
+        rows = self.tables.square_sums(entry, self._contributions.open)
+        return rows + [
             (
                 block.bid,
                 self._store.square_sums(block, self._shares(block, entry), entry.version - 1),
@@ -79,6 +82,8 @@ class Commits:
             shares = self._shares(block, entry)
             adopted = self._adopted(block, entry, shares)
             update_block(self._store, block, shares, entry, adopted=adopted)
+        if entry.group == MODEL:
+            self.tables.commit(entry, self._contributions.open, scale_of(entry))
         for one in entry.counted:
             name = one.contribution
             held = self._contributions.open.get(name)
@@ -124,8 +129,19 @@ def shares_in(
         who = one.contribution.incarnation
         base = bases.values(who, held.grant, bid) if model else None
         age = one.staleness if model else 0
-        shares.append(Share(one.weight, held.payloads.get(bid), held.skipped, age, base))
+        shares.append(Share(one.weight, held.dense(bid), held.skipped, age, base))
     return shares
+
+
+def scale_of(entry: c.Commit) -> Callable[[OptimizerSpec], float]:
+    """Return what gives the factor of global-norm clipping of an update, by optimizer."""
+
+    def scale(spec: OptimizerSpec) -> float:
+        if entry.square_sum is None or spec.clip_global_norm is None:
+            return 1.0
+        return clip_factor(entry.square_sum, spec.clip_global_norm)
+
+    return scale
 
 
 def update_block(
@@ -137,13 +153,7 @@ def update_block(
     adopted: bool = False,
 ) -> None:
     """Make a block's next version of what is said of it (`adopted`: it is made), and its view."""
-
-    def scale(spec: OptimizerSpec) -> float:
-        if entry.square_sum is None or spec.clip_global_norm is None:
-            return 1.0
-        return clip_factor(entry.square_sum, spec.clip_global_norm)
-
-    if not adopted and store.commit(block, shares, entry.version - 1, scale):
+    if not adopted and store.commit(block, shares, entry.version - 1, scale_of(entry)):
         store.count(block, shares)
     if entry.group == MODEL:
         store.views.committed(block, store.blocks[block.bid].current.values)

@@ -336,5 +336,7 @@ def _granted(store: Store, bases: Bases, block: BlockSpec, entry: c.Grant) -> No
 
 def _of_block(held: Open, bid: int) -> Open:
     """Return what a contribution says of one block; the others' payloads may go."""
-    payloads = {bid: held.payloads[bid]} if bid in held.payloads else {}
-    return Open(held.grant, held.weight, payloads, skipped=held.skipped)
+    payload = held.dense(bid)
+    return Open(
+        held.grant, held.weight, {} if payload is None else {bid: payload}, skipped=held.skipped
+    )

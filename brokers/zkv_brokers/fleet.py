@@ -92,15 +92,17 @@ class Fleet:
         entries: list[c.Entry] = []
         for told in router.catalog.history:
             match told:
-                case c.Layout(init=init, keys=keys, blocks=blocks):
-                    entries.append(c.Init(init, 0, keys, blocks))
+                case c.Layout(init=init, keys=keys, blocks=blocks, tables=tables):
+                    entries.append(c.Init(init, 0, keys, blocks, False, tables))
                 case c.Regrouped(kid=kid, group=group, bid=bid):
                     entries.append(c.Regroup(kid, group, bid))
                 case c.Follow(placement=placement, blocks=moved):
                     moves = [(bid, servers[0]) for bid, servers in moved]
                     entries.append(c.Move(placement, moves))
         for one in router.catalog.pending.values():
-            entries.append(c.Init(one.init, one.incarnation, one.entries, one.blocks, one.plain))
+            entries.append(
+                c.Init(one.init, one.incarnation, one.entries, one.blocks, one.plain, one.tables)
+            )
         entries += router.log.latest(out.entries, (Configure, Epoch))
         groups = router.groups.by_number
         versions = [(number, group.version) for number, group in sorted(groups.items())]

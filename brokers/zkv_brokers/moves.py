@@ -257,10 +257,10 @@ class Moves:
 
     def house(self, number: int, homes: Homes) -> None:
         """Tell a group which servers its contributions go to."""
-        blocks = self._router.layout.blocks_in(number)
-        mirrored = self.targets()
+        layout, mirrored = self._router.layout, self.targets()
+        blocks = layout.blocks_in(number)
         more = {mirrored[block.bid] for block in blocks if block.bid in mirrored}
-        homes.change(self._told, {block.server for block in blocks}, more)
+        homes.change(self._told, layout.servers_in(number), more)
 
     @property
     def is_still(self) -> bool:

@@ -194,7 +194,8 @@ class Node:
             self._next_decoding = now + DECODING_EVERY_S
             by_cost = sorted(self.shard.layout.spread(spent).items(), key=lambda one: -one[1])
             first = by_cost[: c.KEYS_TOLD_MAX]
-            self._link.send(c.Decoding(first, commits.updates, commits.update_s))
+            rows = self.shard.tables.held()
+            self._link.send(c.Decoding(first, commits.updates, commits.update_s, rows))
 
     def _tell_traffic(self) -> None:
         """Tell what blocks have carried, of those where that has changed."""

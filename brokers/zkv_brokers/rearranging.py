@@ -18,6 +18,7 @@ from zkv.layout import size_of
 from zkv.placement import to_place
 from zkv.rebalance import Moved, Rearrangement, imbalance_of
 from zkv.wire import BlockSpec
+from zkv_brokers.members import Server
 from zkv_brokers.moves import Step
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def rearrange(router: Router, message: c.Rearrange) -> dict[str, Any]:
                     f"{server} is the last server that takes blocks, and nothing could take what "
                     "it holds; start another one first: zkv server add"
                 )
+            _check_tables(router, server)
             plan = Plan(router, fleet.closed() | {server.index})
             plan.arrangement.empty_closed("its server is drained")
             if not message.dry and server.index not in fleet.draining:
@@ -142,6 +144,21 @@ def rearrange(router: Router, message: c.Rearrange) -> dict[str, Any]:
     if not message.dry:
         router.moves.plan(plan.steps())
     return {"action": message.action, "server": of, "dry": message.dry, **plan.plain()}
+
+
+def _check_tables(router: Router, server: Server) -> None:
+    """Check that a server may be drained: rows of tables stay where they are.
+
+    Raises:
+        Refused: it holds some.
+    """
+    layout = router.layout
+    for entry in layout.tables.entries.values():
+        if any(layout.blocks[bid].server == server.index for bid in entry.bids):
+            raise Refused(
+                f"{server} holds rows of table {entry.spec.key!r}, which do not move: it cannot be "
+                "drained while the run goes on"
+            )
 
 
 def _sent(router: Router, message: c.Rearrange) -> Plan:

@@ -18,7 +18,8 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.spans import Spans
-from zkv.wire import MODEL, NO_BATCH, SEEDS, BlockSpec, ContributionId
+from zkv.table_layout import bid_of
+from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.commits import Commits
 from zkv_brokers.configured import down_of, settings_of, up_of
 from zkv_brokers.contributions import Contributions, Open
@@ -35,6 +36,7 @@ from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
+from zkv_brokers.shard_keys import regroup, status_of
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
 
@@ -63,6 +65,7 @@ class Shard:
         self.store = Store(self.layout, clock, memory)
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
+        self.tables = self.commits.tables
         self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
         self.copies = Copies(self)
         self.traffic = Traffic()
@@ -111,6 +114,7 @@ class Shard:
         if self._held:
             out.append(ToBroker(c.Held(self._held)))
             self._held = []
+        out.extend(self.tables.outgoing(self.number))
         out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))
         out.extend(self.copies.requests(now))
         return out
@@ -147,14 +151,17 @@ class Shard:
                 out.extend(self.copies.apply(entry))
             case c.Init():
                 self._inits[entry.init] = entry
-                mine = (block.bid for block in entry.blocks if block.server == self.number)
+                mine = (b.bid for b in entry.blocks if b.server == self.number and b.segments)
                 self._seed_bids[entry.init] = frozenset(mine)
                 self._groups.add(MODEL)
-                self.layout.add(entry.keys, entry.blocks, SEEDS if entry.plain else MODEL)
+                group = SEEDS if entry.plain else MODEL
+                self.layout.add(entry.keys, entry.blocks, group, entry.tables)
+                self.tables.add(entry.tables, self.number)
             case c.Drop(init=init):
                 self._drop(init)
             case c.Regroup(kid=kid, group=group, bid=bid):
-                self._regroup(kid, group, bid)
+                self._groups.add(group)
+                regroup(self, kid, group, bid)
             case c.Grant():
                 self.started = True
                 self._grant(entry)
@@ -171,11 +178,14 @@ class Shard:
                 if group == MODEL:
                     for block in self._mine(group):
                         self.grants.fill(block, version, self.store.blocks[block.bid].current)
+            case c.Discard(incarnation=incarnation, grant=grant) if entry.group == PULLS:
+                self.tables.free(incarnation, PULLS, grant)
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
                 self.contributions.discard(incarnation, group, grant, batch)
                 if batch == NO_BATCH:
                     if not entry.values:
                         self.grants.drop(incarnation, group, grant)
+                        self.tables.free(incarnation, group, grant)
                     if group == MODEL:
                         self.commits.bases.release(incarnation, grant)
             case c.Configure():
@@ -190,9 +200,11 @@ class Shard:
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))
                 self.grants.keep_only(self.members)
+                self.tables.keep_only(self.members)
                 self.commits.bases.keep_only(self.members | {name.incarnation for name in kept})
 
     def _grant(self, entry: c.Grant) -> None:
+        self.tables.granted(entry)
         blocks = [b for b in self._granted(entry) if b.server == self.number]
         if entry.group != MODEL or entry.version <= self.versions.get(MODEL, 0):
             self.grants.add(entry, blocks)
@@ -216,21 +228,12 @@ class Shard:
         entry = self._inits.pop(init)
         del self._seed_bids[init]
         kids = [key.kid for key in entry.keys if key.spec.same_as is None]
+        tables = [table.kid for table in entry.tables]
+        self.tables.drop(tables)
         for block in self.layout.blocks_for(kids):
             self.store.drop(block.bid)
-        self.layout.remove(kids)
+        self.layout.remove(kids + tables)
         self.contributions.discard(entry.incarnation, SEEDS, init, -1)
-
-    def _regroup(self, kid: int, group: int, bid: int) -> None:
-        self._groups.add(group)
-        self.grants.forget_sent()
-        (before, *rest) = self.layout.blocks_for([kid])
-        self.layout.regroup(kid, group, bid)
-        if not rest and bid in self.layout.blocks and before.server == self.number:
-            self.store.split_out(kid, before, bid)
-        else:
-            for block in (before, *rest):
-                self.store.views.drop(block.bid)
 
     def _granted(self, entry: c.Grant) -> list[BlockSpec]:
         if entry.kids:
@@ -248,7 +251,9 @@ class Shard:
         match message:
             case d.Greet(incarnation=incarnation, near=near):
                 self.grants.greet(incarnation, near)
-            case d.Push() | d.Done() | d.Ask() | d.Fetch() if message.index > self.index:
+            case d.Push() | d.Done() | d.Ask() | d.AskRows() | d.Fetch() if (
+                message.index > self.index
+            ):
                 self._park(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
@@ -264,6 +269,8 @@ class Shard:
                 self.grants.got(incarnation, group, grant, bids, now)
             case d.Ask():
                 self.grants.ask(message)
+            case d.AskRows() if payload is not None:
+                self.tables.ask(message, payload)
             case d.Fetch() | d.Part():
                 self.copies.take(message, payload, out)
             case _:
@@ -284,19 +291,19 @@ class Shard:
 
     def _push(self, message: d.Push, payload: Array, out: list[Action]) -> None:
         name = message.contribution
-        seeds = name.group == SEEDS
-        elsewhere = not seeds and self.copies.elsewhere(message.bid, message.placement)
+        elsewhere = name.group != SEEDS and self.copies.elsewhere(message.bid, message.placement)
         if elsewhere or self.contributions.is_settled(name, message.grant):
             self._ack(name, message.bid)
             return
         held = self._open(name, message.grant)
         done = held.bids is not None and message.bid not in held.bids
         if message.bid not in held.payloads and not held.void and not done:
-            block = self.layout.blocks.get(message.bid)
+            block = self.layout.blocks.get(bid_of(message.bid))
             if block is None or not self._is_part(name, message.bid):
                 self._void(name, held, self._no_block(name, message.bid), out)
             else:
-                kept = admit(self.store, block, message, payload)
+                rows = self.tables.admit(message, payload)
+                kept = rows or admit(self.store, block, message, payload)
                 if isinstance(kept, tuple):
                     self._void(name, held, kept, out)
                 else:
@@ -327,6 +334,7 @@ class Shard:
                     self._make(self._mine(MODEL))
             self._report_if_held(name, held)
         self.grants.done(name.incarnation, name.group, message.grant)
+        self.tables.done(message)
         self._ack(name, -1)
 
     def _open(self, name: ContributionId, grant: int) -> Open:
@@ -350,6 +358,8 @@ class Shard:
         """Return whether this block is here and belongs to what is contributed to."""
         if name.group == SEEDS:
             return bid in self._seed_bids[name.batch]
+        if bid_of(bid) in self.tables.parts:
+            return name.group == MODEL
         block = self.layout.blocks.get(bid)
         here = block is not None and (block.server == self.number or bid in self.copies.mirrored)
         if block is None or not here or not block.segments:
@@ -387,12 +397,4 @@ class Shard:
 
     def status(self) -> dict[str, object]:
         """Return figures for a status report."""
-        return {
-            "server": self.number,
-            "log_index": self.index,
-            "blocks": len(self.store.blocks),
-            "value_bytes": sum(s.current.values.nbytes for s in self.store.blocks.values()),
-            "open_contributions": len(self.contributions.open),
-            "contribution_bytes": self.contributions.bytes_held,
-            "model_version": self.versions.get(MODEL, 0),
-        }
+        return status_of(self)

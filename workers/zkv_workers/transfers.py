@@ -15,6 +15,7 @@ from zkv.dtypes import DTYPES, Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.pace import Pace
+from zkv.table_layout import bid_of
 from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
@@ -57,9 +58,8 @@ class Uploads:
 
     def _window(self, server: int) -> Window[SendData]:
         if server not in self._windows:
-            self._windows[server] = Window(
-                self._config.window_bytes, resend_s=self._config.resend_s, pace=self._pace
-            )
+            size, pause = self._config.window_bytes, self._config.resend_s
+            self._windows[server] = Window(size, resend_s=pause, pace=self._pace)
         return self._windows[server]
 
     def push(
@@ -75,17 +75,23 @@ class Uploads:
         payload, order = sealed.payload, self._order(name, bid)
         placement = self.places.begun(name, grant)
         message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight, placement)
-        for server in self.places.servers(name, grant, self._layout.blocks[bid]):
+        for server in self.places.servers(name, grant, self._layout.blocks[bid_of(bid)]):
             data = SendData(server, message, payload)
             self._window(server).offer((name, bid), payload.nbytes, data, order)
             self.bytes_sent += payload.nbytes
 
     def conclude(
-        self, name: ContributionId, grant: int, weight: float, skipped: Sequence[int], index: int
+        self,
+        name: ContributionId,
+        grant: int,
+        weight: float,
+        skipped: Sequence[int],
+        index: int,
+        places: Iterable[int] = (),
     ) -> None:
-        """Queue the end of a contribution for every server of its group (rule 8)."""
-        absent = set(skipped)
-        by_server: dict[int, list[int]] = {}
+        """Queue the end of a contribution for its group's servers (rule 8); `places`: in tables."""
+        absent, keeps = set(skipped), self._config.prefetch > 0
+        by_server = self._layout.places_by_server(name.group, places)
         for block in self._layout.blocks_in(name.group):
             for server in self.places.servers(name, grant, block):
                 sent = by_server.setdefault(server, [])
@@ -93,7 +99,7 @@ class Uploads:
                     sent.append(block.bid)
         placement, skips = self.places.begun(name, grant), list(skipped)
         for server, bids in by_server.items():
-            self._done(server, d.Done(name, grant, weight, bids, skips, index, placement))
+            self._done(server, d.Done(name, grant, weight, bids, skips, index, keeps, placement))
 
     def seed(
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
@@ -106,7 +112,7 @@ class Uploads:
     def end_seeds(self, name: ContributionId, message: c.Layout) -> None:
         """Queue the end of an initialisation."""
         for server in dict.fromkeys(block.server for block in message.blocks):
-            sent = [block.bid for block in message.blocks if block.server == server]
+            sent = [b.bid for b in message.blocks if b.server == server and b.segments]
             self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
 
     def _done(self, server: int, message: d.Done) -> None:
@@ -161,8 +167,7 @@ class Uploads:
                 self.flights.note(server, window.in_flight, arrived, arrived_at)
             if not window.in_flight:
                 self.flights.stop(server)
-        if not self._is_busy:
-            self._busy_since = None
+        self._busy_since = self._busy_since if self._is_busy else None
 
     def ready(self, now: float) -> list[SendData]:
         """Return what may be sent now."""
@@ -173,11 +178,6 @@ class Uploads:
         if self._busy_since is None and self._is_busy:
             self._busy_since = now
         return found
-
-    @property
-    def idle(self) -> bool:
-        """Whether every frame has been acknowledged."""
-        return all(len(window) == 0 for window in self._windows.values())
 
     def owing(self) -> set[int]:
         """Return the servers that have not acknowledged everything."""
