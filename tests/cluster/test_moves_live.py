@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from harness import Cluster, cluster, until
 
+import zkv
 from zkv import control as c
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
@@ -251,6 +252,30 @@ async def test_servers_that_cannot_reach_each_other_do_by_way_of_the_broker(
         assert layout.blocks_with(layout.kid("p"))[0].server == 1 - owner
         assert {one.server for one in relayed} == {owner}
         np.testing.assert_array_equal(await worker.pull("p"), np.arange(5.0))
+
+
+async def test_beside_tables_keys_move_and_rows_stay() -> None:
+    async with cluster(2, optimizer="sgd:lr=1.0") as made, made.worker(0, world=1) as worker:
+        await worker.init({"w": np.zeros(3, np.float32)}, tables={"emb": zkv.Table(dim=2)})
+        router = router_of(made)
+        layout = router.layout
+        for turn in range(3):
+            async with worker.batch() as batch:
+                batch.push("w", np.ones(3, np.float32))
+                batch.push_rows("emb", np.array([1, 2, 3]), np.ones((3, 2), np.float32))
+            if turn == 0:
+                with pytest.raises(Refused, match="holds rows of table 'emb', which do not move"):
+                    await asked(made, "drain", "0")
+                async with one_more(made):
+                    await until(lambda: router.fleet.joined == {2}, what="one more server")
+                await asked(made, "move", "2", "w")
+                # Under BSP that is when the next update is in.
+            assert await batch.wait() == "committed"
+        await moved(made)
+        assert layout.blocks_with(layout.kid("w"))[0].server == 2
+        np.testing.assert_array_equal(await worker.pull("w"), np.full(3, -3.0, np.float32))
+        rows = await worker.rows("emb", np.array([1, 2, 3]))
+        assert rows.shape == (3, 2)
 
 
 # --- what cannot be done -----------------------------------------------------------------------
