@@ -79,9 +79,7 @@ def measure(
     for turn in range(asked.turns):
         for number, key in enumerate(todo):
             if turn and time.monotonic() > end:
-                say(
-                    f"stopped in turn {turn + 1} of {asked.turns}: {asked.minutes:g} minutes are over"
-                )
+                say(f"{asked.minutes:g} minutes are over: turn {turn + 1} is not whole")
                 return runs, wrong
             if f"{key.peer} at {key.tensors}" in wrong:
                 continue
