@@ -34,12 +34,11 @@ RULE = "sgd:lr=1"
 def work(case: task.Case, rank: int, at: str) -> task.Told:
     """Train with gradients that are there already."""
     given = task.gradients(task.sizes(case.tensors), rank)
-    values = {f"w{number}": np.zeros_like(one) for number, one in enumerate(given)}
+    gradients = {f"w{number}": one for number, one in enumerate(given)}
     with zkv.connect(at, rank=rank, world=case.workers, **OPTIONS[case.peer]) as worker:
-        worker.init(values)
-        gradients = dict(zip(values, given, strict=True))
+        worker.init({key: np.zeros_like(one) for key, one in gradients.items()})
         if case.peer == "arena":
-            shared = worker.buffers(values)
+            shared = worker.buffers(gradients)
             for key, gradient in gradients.items():
                 shared[key][...] = gradient
             gradients = shared
@@ -52,8 +51,8 @@ def work(case: task.Case, rank: int, at: str) -> task.Told:
                 raise SystemExit(f"worker {rank}: a batch was {batch.outcome}")
 
         def checked() -> None:
-            found = worker.pull(list(values))
-            task.check([-found[key] for key in values], case, mean=True)
+            found = worker.pull(list(gradients))
+            task.check([found[key] for key in gradients], case, mean=True, sign=-1)
 
         told = task.timed(case, rank, once, checked)
         told["version"] = zkv.__version__
