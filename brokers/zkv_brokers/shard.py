@@ -27,6 +27,7 @@ from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
+from zkv_brokers.memory import Memory
 from zkv_brokers.shard_events import Action as Action
 from zkv_brokers.shard_events import Event as Event
 from zkv_brokers.shard_events import FromBroker as FromBroker
@@ -63,6 +64,7 @@ class Shard:
         priority: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
         spans: Spans | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.number = 0
         self.term = 0
@@ -70,7 +72,7 @@ class Shard:
         """Entries applied: the next one has this index."""
         self.started = False
         self.layout = Layout()
-        self.store = Store(self.layout, clock)
+        self.store = Store(self.layout, clock, memory)
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
         self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
@@ -106,6 +108,7 @@ class Shard:
                     priority=grants.priority,
                     clock=self.store.clock,
                     spans=spans,
+                    memory=self.store.memory,
                 )
         return out
 
@@ -380,7 +383,7 @@ class Shard:
         if name.group == SEEDS:
             for bid, payload in held.payloads.items():
                 assert isinstance(payload, np.ndarray)
-                self.store.put(self.layout.blocks[bid], payload.copy())
+                self.store.put(self.layout.blocks[bid], payload)
             self.contributions.settle(name)
         self._held.append((name, held.grant))
 

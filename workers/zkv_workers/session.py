@@ -16,6 +16,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
+from zkv.placement import NEAR_BYTES_PER_S
 from zkv.wire import MODEL, SEEDS, open_envelope
 from zkv_workers import signals as s
 from zkv_workers.aside import Aside
@@ -41,7 +42,8 @@ class Session:
         self.uploads = Uploads(self.layout, config)
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
-        self._told = Told(self._link, measuring=config.measures)
+        rate = NEAR_BYTES_PER_S if config.near else 0.0
+        self._told = Told(self._link, measuring=config.measures, rate=rate)
         self._probe = LinkProbe(config.measures, self._told.measured)
         self.made = Contributions(
             self.layout, self._link, self.uploads, self._answer, self._told.tell, config.prefetch
