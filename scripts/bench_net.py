@@ -244,11 +244,12 @@ def plotted(rows: Sequence[dict[str, Any]], file: Path) -> None:
         axes.barh(names, [one["median_ms"] for one in some_rows], color=colors)
         limits = [one["limit_ms"] for one in some_rows]
         axes.scatter(limits, names, marker="|", s=260, color="C3", zorder=3, label="link's limit")
+        axes.invert_yaxis()
         axes.set_title(f"{panel[0]:g} Mbit/s, {panel[1]}, {panel[2]} workers", fontsize=10)
         axes.tick_params(labelsize=8)
         axes.set_xlabel("milliseconds of a round", fontsize=8)
         axes.margins(x=0.15)
-    figure.axes[0].legend(fontsize=8, loc="lower right")
+    figure.axes[0].legend(fontsize=8, loc="upper right")
     figure.savefig(file, dpi=90)
 
 

@@ -172,15 +172,15 @@ def remembered(asked: argparse.Namespace, words: Sequence[str]) -> list[dict[str
 def memory_row(
     rule: str, down: str, workers: int, whole: Mapping[str, Any], empty: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a row: a server's peak above that of one with hardly a model, and above what it shares
-    with others, against 2 (parameters + state) + contributions in flight + with a codec down one
-    residual for each worker."""
+    """Return a row: a server's peak above that of one with hardly a model, all that it maps of
+    others' memory included, against 2 (parameters + state) + contributions in flight + with a
+    codec down one residual for each worker."""
     parameters = 1e-6 * whole["model_bytes"]
     state = STATES[rule] * parameters
     flight = workers * parameters
     residuals = flight if down else 0.0
     bound = 2 * (parameters + state) + flight + residuals
-    own, idle = (1024e-6 * (one["peak_kb"] - one["shared_kb"]) for one in (whole, empty))
+    peak, idle = (1024e-6 * one["peak_kb"] for one in (whole, empty))
     return {
         "sweep": "memory",
         "n": workers,
@@ -191,10 +191,10 @@ def memory_row(
         "contributions_mb": round(flight, 1),
         "residuals_mb": round(residuals, 1),
         "bound_mb": round(bound, 1),
-        "peak_mb": round(own - idle, 1),
+        "peak_mb": round(peak - idle, 1),
         "idle_mb": round(idle, 1),
         "shared_mb": round(1024e-6 * whole["shared_kb"], 1),
-        "ratio": round((own - idle) / bound, 3),
+        "ratio": round((peak - idle) / bound, 3),
     }
 
 
@@ -227,7 +227,7 @@ MEMORY_COLUMNS = {
     "bound_mb": "bound, MB",
     "peak_mb": "measured, MB",
     "ratio": "of the bound",
-    "shared_mb": "shared beside it",
+    "shared_mb": "of it shared",
     "idle_mb": "without a model",
 }
 

@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tcp": {"shared_bytes": 0},
     "broker": {"route": "broker"},
 }
-STARTS = {"memory": "memory", "arena": "", "tcp": "tcp", "broker": "tcp: they go through the"}
+STARTS = {"memory": "memory", "arena": "memory", "tcp": "tcp", "broker": "tcp: they go through the"}
 """How the transport begins that a worker of each variant has to tell."""
 RULE = "sgd:lr=1"
 """From zeros the first update leads to the gradients' mean, negative."""

@@ -185,12 +185,13 @@ def test_a_foreign_folder_is_not_made_an_environment(
 def test_zkv_and_plain_sockets_take_part(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    peers = ("--peers", "memory,tcp,broker,sockets")
+    peers = ("--peers", "arena,memory,tcp,broker,sockets")
     small = ("--sets", "tiny20", "--workers", "2", "--servers", "2")
     assert ended(monkeypatch, *peers, *small, *QUICK) == 0
     said = capsys.readouterr()
     rows = json.loads(said.out)
     assert [(one["system"], one["transport"], one["servers"]) for one in rows] == [
+        ("zkv", "arena", 2),
         ("zkv", "memory", 2),
         ("zkv", "tcp", 2),
         ("zkv", "broker", 2),

@@ -55,9 +55,10 @@ def test_a_servers_memory_is_held_against_what_it_holds() -> None:
     empty = {"peak_kb": 70_000, "shared_kb": 20_000, "model_bytes": 4096}
     row = bench_scale.memory_row("adam:lr=0.001", "int8", 2, whole, empty)
     assert row["bound_mb"] == 2 * (8 + 16) + 2 * 8 + 2 * 8
-    # 60,000 KB of 1,024 bytes.
-    assert row["peak_mb"] == pytest.approx(61.4, abs=0.05)
-    assert row["ratio"] == pytest.approx(61.44 / 80, abs=1e-3)
+    # 80,000 KB of 1,024 bytes: what is shared is memory too.
+    assert row["peak_mb"] == pytest.approx(81.9, abs=0.05)
+    assert row["ratio"] == pytest.approx(81.92 / 80, abs=1e-3)
+    assert row["shared_mb"] == pytest.approx(41.0, abs=0.05)
     assert bench_scale.memory_row("sgd:lr=0.1", "", 2, whole, empty)["bound_mb"] == 32
     assert "| 2 | adam:lr=0.001 | int8 |" in bench_scale.tables([row])
 
