@@ -18,7 +18,7 @@ from typing import Any
 
 import bench_language
 from bench_options import above_zero, positive, set_name, some
-from bench_runs import Failed, Run, quiet_run
+from bench_runs import Failed, Run, end_in_order, quiet_run
 from machines import ADDRESS, GOODPUT, Machine, NoNamespace, network
 from peer_places import PEERS, Missing, interpreter
 from peer_rows import markdown
@@ -172,7 +172,10 @@ def measure(asked: argparse.Namespace, pythons: dict[str, str]) -> tuple[list[An
     end = time.monotonic() + 60 * asked.minutes
     for turn in range(asked.turns):
         for way in runs:
-            if way in failed or (turn and time.monotonic() > end):
+            if way in failed:
+                continue
+            if any(runs.values()) and time.monotonic() > end:
+                say(f"left out in turn {turn + 1}, as the time is up: {way.text}")
                 continue
             count = way.workers + (way.servers if way.place == "own" else 0)
             with network(count, way.mbit, QUEUE, asked.congestion) as places:
@@ -312,6 +315,7 @@ def installed(asked: argparse.Namespace) -> dict[str, str]:
 def main() -> int:
     """Measure what was asked for, and print it."""
     asked = parsed(sys.argv[1:])
+    end_in_order()
     rows: list[dict[str, Any]] = []
     failed = False
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench_options import above_zero, positive, set_name, some
-from bench_runs import Failed, Run, quiet_run
+from bench_runs import Failed, Run, end_in_order, quiet_run
 from machines import loopback
 from peer_places import PEERS, Missing, interpreter
 from peer_rows import plotted, row, tables, targets, with_ratios
@@ -55,9 +55,10 @@ def say(text: str) -> None:
 def keys(asked: argparse.Namespace) -> list[Key]:
     """Return what is to be measured, those next to each other that are compared."""
     found = []
-    for tensors in asked.sets:
+    # If the time is up before the end, the first cases of each are there.
+    for servers in asked.servers:
         for workers in asked.workers:
-            for servers in asked.servers:
+            for tensors in asked.sets:
                 for name in asked.peers:
                     peer = PEERS[name]
                     fewest, most = peer.workers
@@ -78,8 +79,9 @@ def measure(
     end = time.monotonic() + 60 * asked.minutes
     for turn in range(asked.turns):
         for number, key in enumerate(todo):
-            if turn and time.monotonic() > end:
-                say(f"{asked.minutes:g} minutes are over: turn {turn + 1} is not whole")
+            if number and time.monotonic() > end:
+                left = ", ".join(" ".join(map(str, one)) for one in todo[number:])
+                say(f"{asked.minutes:g} minutes are over; left out in turn {turn + 1}: {left}")
                 return runs, wrong
             if f"{key.peer} at {key.tensors}" in wrong:
                 continue
@@ -137,7 +139,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
     parser.add_argument("--peers", type=some(peer_name), default=list(PEERS))
     parser.add_argument("--sets", type=some(set_name), default=list(SETS))
-    parser.add_argument("--workers", type=some(positive), default=[1, 2, 4])
+    parser.add_argument("--workers", type=some(positive), default=[2, 4, 1])
     parser.add_argument("--servers", type=some(positive), default=[1])
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--turns", type=positive, default=3)
@@ -177,6 +179,7 @@ def printed(rows: Sequence[dict[str, Any]], asked: argparse.Namespace) -> None:
 def main() -> int:
     """Measure what was asked for, and print it."""
     asked = parsed(sys.argv[1:])
+    end_in_order()
     pythons, _ = installed(asked)
     asked.peers = [name for name in asked.peers if name in pythons]
     with ExitStack() as stack:

@@ -118,6 +118,15 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def end_in_order() -> None:
+    """Make SIGTERM end this process as Ctrl-C does: what it has started ends first."""
+
+    def ended(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, ended)
+
+
 def quiet_run(
     case: Case, program: str, python: str, enter: Sequence[str] = (), again: int = 2
 ) -> Run:

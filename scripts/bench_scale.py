@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_options import above_zero, positive, some
-from bench_runs import Failed, Run, quiet_run
+from bench_runs import Failed, Run, end_in_order, quiet_run
 from machines import loopback
 from peer_rows import markdown
 from peers.task import Case, sizes
@@ -318,6 +318,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 def main() -> int:
     """Measure what was asked for, and print it."""
     asked = parsed(sys.argv[1:])
+    end_in_order()
     rows: list[dict[str, Any]] = []
     with loopback() as (words, where):
         say(f"all run in {where}")

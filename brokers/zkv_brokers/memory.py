@@ -24,9 +24,3 @@ class Memory:
 
     empty: Callable[[int, Any], Array] = np.empty
     is_lent: Callable[[Array], bool] = _never
-
-    def copy_of(self, values: Array) -> Array:
-        """Return a copy of a flat array."""
-        copied = self.empty(values.size, values.dtype)
-        copied[:] = values
-        return copied

@@ -33,6 +33,7 @@ from zkv_brokers.block_state import BlockState as BlockState
 from zkv_brokers.block_state import Pinned as Pinned
 from zkv_brokers.dense import Dense, Run
 from zkv_brokers.memory import Memory
+from zkv_brokers.regions import Regions
 from zkv_brokers.views import Views
 from zkv_codecs.backend import fastest
 
@@ -68,6 +69,7 @@ class Store:
     ) -> None:
         self.layout = layout
         self.memory = Memory() if memory is None else memory
+        self._regions = Regions(layout, self.memory)
         self.clock = clock
         self.decode_s: dict[int, float] = {}
         """Seconds spent on decoding what workers have pushed, by block."""
@@ -97,7 +99,9 @@ class Store:
         dtype = self.layout.dtype(block)
         master = widen(payload, dtype).copy() if dtype.half else None
         self.blocks[block.bid] = BlockState(
-            Pinned(self.memory.copy_of(payload)), master, counts=dict.fromkeys(block.kids, 0)
+            Pinned(self._regions.copy_of(block, 0, payload)),
+            master,
+            counts=dict.fromkeys(block.kids, 0),
         )
 
     def split_out(self, kid: int, before: BlockSpec, bid: int) -> None:
@@ -229,7 +233,7 @@ class Store:
         self._prepare(state, runs, dtype)
         state.changed = version + 1
         if self._is_kept(state):
-            state.current = Pinned(self.memory.copy_of(state.current.values))
+            state.current = Pinned(self._regions.copy_of(block, version + 1, state.current.values))
         values = state.current.values
         factor = scale(self.spec_for(block.segments[0].kid))
         for run in runs:
@@ -264,7 +268,7 @@ class Store:
         self._prepare(state, runs, self.layout.dtype(block))
         values, slots = state.current.values, state.slots
         fresh_values = fresh or self._is_kept(state)
-        out = self.memory.empty(values.size, values.dtype) if fresh_values else values
+        out = self._regions.empty(block, version + 1) if fresh_values else values
         slots_out = tuple(np.empty_like(slot) for slot in slots) if fresh else slots
         factor = scale(self.spec_for(block.segments[0].kid))
         dense.apply(runs, factor, (values, slots), (out, slots_out))
@@ -299,7 +303,7 @@ class Store:
         finally:
             self.blocks[block.bid] = now
         self.blocks[block.bid] = BlockState(
-            Pinned(self.memory.copy_of(now.current.values)),
+            Pinned(self._regions.copy_of(block, version + 1, now.current.values)),
             None if now.master is None else now.master.copy(),
             now.rule,
             tuple(slot.copy() for slot in now.slots),

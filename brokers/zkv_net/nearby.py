@@ -34,6 +34,8 @@ SLOT_BYTES = 4 * 1024 * 1024
 """A block of the largest."""
 SLOTS = 8
 """So few that caches hold what was just written until it is read."""
+COPIES_BYTES_MAX = 32 * 1024 * 1024
+"""Of what was copied out of peers' memory, so many bytes are kept to be used again."""
 ENTRIES = 8192
 """Payloads that may be under way."""
 LEAST_BYTES = 32 * 1024
@@ -99,7 +101,7 @@ class Nearby:
         """Peers for whom something waits."""
         self.why = why or ("" if shared_bytes >= SLOT_BYTES else "it is switched off")
         """Why nothing is shared with anybody."""
-        self._copies = Spares()
+        self._copies = Spares(COPIES_BYTES_MAX)
         self._is_read = False
 
     @property

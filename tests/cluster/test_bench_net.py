@@ -25,6 +25,8 @@ QUICK = ("--quick", "--rounds", "2", "--no-install", "--json")
 
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr("sys.argv", ["bench_net", *arguments])
+    # This process is the tests'.
+    monkeypatch.setattr(bench_net, "end_in_order", lambda: None)
     try:
         return int(bench_net.main())
     except SystemExit as error:
@@ -144,6 +146,7 @@ def test_without_namespaces_it_says_so(
 
 @pytest.mark.netns
 @pytest.mark.cluster
+@pytest.mark.timeout(180)
 @pytest.mark.torch
 @pytest.mark.parametrize("peers", ["zkv", "gloo,sockets"])
 def test_all_run_on_links(
@@ -215,7 +218,8 @@ def test_the_language_model_learns_all_ways(
 
 @pytest.mark.netns
 @pytest.mark.cluster
-def test_ctrl_c_leaves_neither_processes_nor_namespaces() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_neither_processes_nor_namespaces(number: signal.Signals) -> None:
     program = Path(bench_net.__file__)
     words = ["--what", "links", "--peers", "sockets", "--mbit", "50", "--sets", "one50"]
     process = subprocess.Popen(
@@ -232,7 +236,7 @@ def test_ctrl_c_leaves_neither_processes_nor_namespaces() -> None:
             below = task.descendants(process.pid)
         # A holder of each namespace: four machines and the switch.
         assert sum(own_network(pid) for pid in below if is_holder(pid)) == 5
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.wait(timeout=30)
         left = [pid for pid in below if Path(f"/proc/{pid}").exists()]
     finally:

@@ -31,6 +31,8 @@ QUICK = ("--rounds", "1", "--turns", "1", "--again", "0", "--no-install", "--jso
 
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr("sys.argv", ["bench_peers", *arguments])
+    # This process is the tests'.
+    monkeypatch.setattr(bench_peers, "end_in_order", lambda: None)
     try:
         return int(bench_peers.main())
     except SystemExit as error:
@@ -180,8 +182,22 @@ def test_a_foreign_folder_is_not_made_an_environment(
     assert (tmp_path / "x" / "thesis.tex").exists()
 
 
+def test_when_the_time_is_up_the_rest_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first case is run however short the time."""
+    done = bench_runs.Run([{"ms": [1.0], "cpu_s": 0.1}] * 2, 0.0)
+    monkeypatch.setattr(bench_peers, "quiet_run", lambda *_: done)
+    words = ("--peers", "sockets", "--sets", "tiny3,tiny4", "--workers", "2", "--minutes", "1e-9")
+    assert ended(monkeypatch, *words, "--host-network", *QUICK) == 0
+    said = capsys.readouterr()
+    assert [one["set"] for one in json.loads(said.out)] == ["tiny3"]
+    assert "left out in turn 1: tiny4 2 1 sockets" in said.err
+
+
 @LINUX
 @pytest.mark.cluster
+@pytest.mark.timeout(180)
 def test_zkv_and_plain_sockets_take_part(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +222,7 @@ def test_zkv_and_plain_sockets_take_part(
 
 @LINUX
 @pytest.mark.cluster
+@pytest.mark.timeout(180)
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "others", ["gloo,gloo-buckets", "torch-rpc", "mpi,mpi-flat", "mxnet", "ray", "redis"]
@@ -293,7 +310,8 @@ def test_without_a_namespace_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 @LINUX
 @pytest.mark.cluster
-def test_ctrl_c_ends_a_run_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_whole(tmp_path: Path, number: signal.Signals) -> None:
     """Interrupted while workers run: none of the run's processes is left, nor is a namespace."""
     program = Path(bench_peers.__file__)
     words = ["--peers", "sockets", "--sets", "one50", "--workers", "2", "--rounds", "100000"]
@@ -313,7 +331,7 @@ def test_ctrl_c_ends_a_run_whole(tmp_path: Path) -> None:
         while sum(map(worker_of_sockets, below)) < 2:
             assert process.poll() is None
             below = task.descendants(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate(timeout=30)
         left = [pid for pid in below if Path(f"/proc/{pid}").exists()]
     finally:

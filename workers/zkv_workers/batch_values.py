@@ -46,6 +46,21 @@ class BatchValues(ABC):
         """
         return self.settle().params()
 
+    @property
+    def views(self) -> dict[Key, Array]:
+        """The model at `version` as read-only arrays: those that a server of this machine has are
+        looked at where they lie, which costs nothing, and others are copies.
+
+        They stay as they are as long as you have them, and so much of the server's memory with
+        them.
+
+        Raises:
+            Cancelled: the batch no longer counts; the `with` block swallows it.
+        """
+        self._need(None)
+        self._touched = True
+        return self._open.views()
+
     def settle(self) -> BatchState:
         """Wait for all values, and return them; from here on this batch does not begin again."""
         self._need(None, copies=True)

@@ -80,6 +80,7 @@ class Driver:
         self._data: dict[int, FdSocket] = {}
         why = "" if route == "direct" else "they go through the broker"
         self.nearby = Nearby(self._post, now, config.shared_bytes, why)
+        self.session.uploads.empty = self.nearby.memory.empty
         socket = new_socket(self._context, zmq.DEALER, data=False)
         try:
             connect(socket, config.broker)

@@ -22,7 +22,7 @@ from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.devices import to_host
 from zkv_workers.encoding import Encoder
 from zkv_workers.packing import Packer
-from zkv_workers.unpacking import Unpacking, read_into
+from zkv_workers.unpacking import Unpacking, read_into, views
 
 Key = str | int
 
@@ -196,6 +196,17 @@ class BatchState:
             }
         return self._params
 
+    def views(self) -> dict[Key, Array]:
+        """Return the model as read-only arrays, which lie where the values have come, or are
+        copies. All values have to be here.
+
+        Raises:
+            Cancelled: the batch no longer counts.
+        """
+        self.check()
+        seen = views(self.layout, self._kids, self._blocks, self._spares)
+        return {key: seen[kid] for key, kid in self.layout.kid_of.items() if kid in seen}
+
     def first_missing(self, kids: Sequence[int], nbytes: int) -> tuple[int, ...]:
         """Copy what is here of these keys' values; return the blocks that are to come first, about
         so many bytes; none: that would be all."""
@@ -298,8 +309,8 @@ class ConnectOptions(TypedDict, total=False):
     window_bytes: int
     """Bytes that may be unacknowledged at each server."""
     shared_bytes: int
-    """Memory through which payloads go to servers of the same machine and user, by default 16 MiB;
-    0: through sockets."""
+    """Memory through which payloads go to servers of the same machine and user, at most
+    (default: 1 GiB); 0: through sockets."""
     prefetch: int | None
     """1: a batch begins as soon as it is granted, on the values that the one before it was granted;
     its own travel meanwhile, and serve the next one. So each gradient is older by one of this

@@ -7,7 +7,7 @@ do what it likes with its array as soon as the call returns.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +67,9 @@ class Full:
 
 
 NOTHING: Array = np.empty(0, np.uint8)
+Empty = Callable[[int, Any], Array]
+"""Makes a flat array of a size and dtype."""
+fresh: Empty = np.empty
 
 
 class Packer:
@@ -305,11 +308,15 @@ def ranges(block: BlockSpec) -> dict[int, tuple[int, int]]:
 
 
 def cut(
-    layout: Layout, blocks: Iterable[BlockSpec], values: Mapping[Key, Array]
+    layout: Layout,
+    blocks: Iterable[BlockSpec],
+    values: Mapping[Key, Array],
+    empty: Empty = fresh,
 ) -> dict[int, Array]:
-    """Cut flat values of whole keys into blocks (for their initialisation)."""
+    """Cut flat values of whole keys into blocks, in arrays that `empty` makes."""
     packed = {}
     for block in blocks:
         parts = [values[layout.entries[s.kid].spec.key][s.start : s.stop] for s in block.segments]
-        packed[block.bid] = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
+        packed[block.bid] = empty(block.size, parts[0].dtype)
+        np.concatenate(parts, out=packed[block.bid])
     return packed

@@ -293,6 +293,8 @@ class Session:
             case c.Settled(fates=fates):
                 for group, batch, version, why in fates:
                     self.made.settled(group, batch, version, why, self.now)
+                    if group == MODEL:
+                        self.downloads.committed(version)
                 self._send_pulls()
             case c.Reply(token=token, value=value, index=index):
                 self.made.index = max(self.made.index, index)

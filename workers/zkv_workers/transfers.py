@@ -23,15 +23,13 @@ from zkv_workers.assembly import Assembly, coded
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
-from zkv_workers.packing import cut
+from zkv_workers.packing import Empty, cut, fresh
 from zkv_workers.signals import Narrate, SendData
 
 EARLY_BLOCKS_MAX = 4096
-"""Blocks kept for grants that the broker has not announced yet; the rest is asked for later."""
-
+"""Blocks kept for grants that are not announced yet; the rest is asked for later."""
 LAST = 2**62
 """The place of a contribution's end: behind all of its blocks."""
-
 OVER_MAX = 256
 """Grants of late that are complete or cancelled: a block of theirs that comes again is dropped."""
 
@@ -45,6 +43,7 @@ class Uploads:
         self._priority = config.priority
         self._windows: dict[int, Window[SendData]] = {}
         self._pace = None if config.near else Pace()
+        self.empty: Empty = fresh
         self.bytes_sent = 0
         self.bytes_arrived = 0
         """Acknowledged ones."""
@@ -102,7 +101,7 @@ class Uploads:
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
     ) -> None:
         """Queue the initial values of an initialisation: they are pushed like a contribution."""
-        for bid, payload in cut(self._layout, message.blocks, values).items():
+        for bid, payload in cut(self._layout, message.blocks, values, self.empty).items():
             self.push(name, message.init, bid, Sealed(payload), message.index)
         self.end_seeds(name, message)
 
@@ -227,6 +226,11 @@ class Downloads:
     def held_blocks(self) -> Mapping[int, Array]:
         """The blocks that deltas are added to."""
         return {} if self._held is None else self._held.blocks
+
+    def committed(self, version: int) -> None:
+        """The log has come to this version: it will not grant an older one again."""
+        if self._held is not None and self._held.granted.version <= version:
+            self._before = None
 
     def receipts(self) -> list[SendData | Narrate]:
         """Return one receipt for each server and grant: their blocks have arrived since.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,47 @@ class Unpacking:
             )
             for kid in self.kids
         }
+
+
+class _Joined:
+    """Arrays that lie one behind the other, as one. They stay as long as it does."""
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = list(parts)
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "shape": (sum(part.size for part in parts),),
+            "typestr": parts[0].dtype.str,
+            "data": (parts[0].ctypes.data, True),
+        }
+
+
+def views(
+    layout: Layout, kids: Sequence[int], blocks: Mapping[int, Array], spares: Spares | None = None
+) -> dict[int, Array]:
+    """Return read-only arrays of these keys: where their values lie, if that is in one piece, or
+    else copies. `blocks` (flat, stored dtype) are all here, and must not change any more."""
+    found = {kid: seen for kid in kids if (seen := _view(layout, kid, blocks)) is not None}
+    rest = [kid for kid in kids if kid not in found]
+    copies = unpack_kids(layout, rest, blocks, spares=spares) if rest else {}
+    for array in copies.values():
+        array.flags.writeable = False
+    return found | copies
+
+
+def _view(layout: Layout, kid: int, blocks: Mapping[int, Array]) -> Array | None:
+    """Return a key's values where they lie, read-only; None: that is not in one piece."""
+    spec, parts = layout.entries[kid].spec, []
+    for bid in layout.blocks_of_key[kid]:
+        start, stop = ranges(layout.blocks[bid])[kid]
+        parts.append(blocks[bid][start:stop])
+    for one, after in pairwise(parts):
+        if one.ctypes.data + one.nbytes != after.ctypes.data:
+            return None
+    flat: Array = parts[0] if len(parts) == 1 else np.asarray(_Joined(parts))
+    seen = user_view(flat, DTYPES[spec.dtype]).reshape(spec.shape)
+    seen.flags.writeable = False
+    return seen
 
 
 def unpack(
