@@ -1,7 +1,7 @@
 """zkv under BSP: a round is a batch, with the update on the servers, up to its commit.
 
 The peer's name says how payloads travel: `memory`, `tcp`, `broker` (through the broker), `arena`
-(gradients that live in shared memory).
+(gradients that are made in shared memory, and values that are looked at there).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def work(case: task.Case, rank: int, at: str) -> task.Told:
 
         def once() -> None:
             with worker.batch() as batch:
-                _ = batch.params
+                _ = batch.views if case.peer == "arena" else batch.params
                 batch.push_all(gradients.items())
             if batch.wait() != "committed":
                 raise SystemExit(f"worker {rank}: a batch was {batch.outcome}")
