@@ -48,7 +48,8 @@ def measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
         NoNamespace: machines on slow links cannot be made here.
     """
     if importlib.util.find_spec("torch") is None:
-        print("left out: the language model: PyTorch is not installed", file=sys.stderr)
+        why = f"PyTorch is not installed in {sys.prefix}: pip install torch"
+        print(f"left out: the language model: {why}", file=sys.stderr)
         return []
     told: dict[str, dict[str, Any]] = {}
     for way in WAYS:
