@@ -31,6 +31,7 @@ PROGRAMS = {"zkv": "memory", "gloo": "gloo", "sockets": "sockets"}
 """A system's peer of `scripts/bench_peers`; servers beside a worker share memory with it."""
 PLACES = ("own", "workers")
 """Where servers are: on machines of their own, or on the workers'."""
+HOSTS = {"own": "own", "workers": "workers'"}
 WHAT = ("links", "language")
 DEFAULT_SETS = {1000.0: "one100"}
 SLOW_SET = "one20"
@@ -50,8 +51,7 @@ class Way:
     @property
     def text(self) -> str:
         """Return it in words."""
-        servers = f", {self.servers} servers on {self.place}' hosts" if self.servers else ""
-        servers = servers.replace("own'", "own")
+        servers = f", {self.servers} servers on {HOSTS[self.place]} hosts" if self.servers else ""
         return f"{self.mbit:g} Mbit/s {self.tensors} {self.workers} workers {self.system}{servers}"
 
 
@@ -148,7 +148,7 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if at == ("zkv", 1000.0, "one100", workers, place) and one[field] is not None:
                 found.append(
                     {
-                        "what": f"zkv, servers on {place} hosts, {field.replace('_', ' ')}",
+                        "what": f"zkv, servers on {HOSTS[place]} hosts, {field.replace('_', ' ')}",
                         "workers": workers,
                         "ratio": one[field],
                         "most": most,
@@ -240,7 +240,7 @@ def plotted(rows: Sequence[dict[str, Any]], file: Path) -> None:
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         some_rows = [one for one in rows if (one["mbit"], one["set"], one["workers"]) == panel]
         names = [
-            one["system"] + (f",\n{one['servers_on']} hosts" if one["servers"] else "")
+            one["system"] + (f",\n{HOSTS[one['servers_on']]} hosts" if one["servers"] else "")
             for one in some_rows
         ]
         colors = ["C0" if one["system"] == "zkv" else "0.7" for one in some_rows]
@@ -252,7 +252,8 @@ def plotted(rows: Sequence[dict[str, Any]], file: Path) -> None:
         axes.tick_params(labelsize=8)
         axes.set_xlabel("milliseconds of a round", fontsize=8)
         axes.margins(x=0.15)
-    figure.axes[0].legend(fontsize=8, loc="upper right")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside upper right")
     figure.savefig(file, dpi=90)
 
 

@@ -78,7 +78,7 @@ def test_ratios_are_to_gloo_on_the_same_links_and_to_the_limit() -> None:
     assert held == [
         ("zkv, servers on own hosts, to limit", 1.196, True),
         ("zkv, servers on own hosts, to gloo", 0.769, True),
-        ("zkv, servers on workers hosts, to gloo", 1.071, False),
+        ("zkv, servers on workers' hosts, to gloo", 1.071, False),
     ]
     text = bench_net.tables(rows)
     assert "| 1,000 | one100 | 4 | zkv | own | 1,000 |" in text
