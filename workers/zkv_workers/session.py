@@ -25,7 +25,7 @@ from zkv_workers.contributions import Contributions
 from zkv_workers.incoming import Incoming
 from zkv_workers.link_probe import LinkProbe
 from zkv_workers.meeting import Meeting
-from zkv_workers.pulls import Pulls
+from zkv_workers.pulls import Pulls, pull_of
 from zkv_workers.requests import Requests
 from zkv_workers.told import Told
 from zkv_workers.transfers import Downloads, Uploads
@@ -169,8 +169,7 @@ class Session:
                 self.made.push_plain(event)
                 self._begun()
             case s.Pull(token=token):
-                what = ", ".join(map(repr, event.keys)) or "the model"
-                self.requests.open(token, f"the pull of {what}", self.now)
+                self.requests.open(token, pull_of(event.keys), self.now)
                 self.pulls.add(event)
                 self._send_pulls()
             case s.Barrier(token):
