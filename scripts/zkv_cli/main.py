@@ -86,7 +86,7 @@ def _main(
 @o.sets(
     broker=(
         *(o.BROKER_BIND, o.DATA_BIND, o.ADVERTISE, o.SERVERS, o.WORKERS, *o.TRAINING),
-        *(o.RECORD, o.INSECURE, *o.LOST, o.LOOP),
+        *(o.RECORD, o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
     ),
     log=o.LOG,
 )
@@ -104,7 +104,7 @@ def broker(flags: o.Flags, config: o.Config = None) -> None:
     join=(o.JOIN,),
     server=(
         *(o.SERVER_BIND, o.ADVERTISE, o.NAME, o.BUDGET, o.SHARED, o.CONNECT_TIMEOUT, o.BROKER_LOST),
-        *(o.RECORD, o.INSECURE, o.LOOP),
+        *(o.RECORD, o.INSECURE, *o.DATA_SOCKETS, o.LOOP),
     ),
     log=o.LOG,
 )
@@ -122,9 +122,9 @@ def server(flags: o.Flags, config: o.Config = None) -> None:
 @o.sets(
     broker=(
         *(o.SERVERS, *o.TRAINING, o.RECORD, o.WORKERS, o.BROKER_BIND, o.ADVERTISE),
-        *(o.INSECURE, *o.LOST, o.LOOP),
+        *(o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
     ),
-    server=(o.BUDGET, o.SHARED, o.LOOP),
+    server=(o.BUDGET, o.SHARED, *o.DATA_SOCKETS, o.LOOP),
     log=o.LOG,
 )
 def up(flags: o.Flags, config: o.Config = None) -> None:
