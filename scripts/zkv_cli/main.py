@@ -11,6 +11,7 @@ import typer
 from zkv_cli import options as o
 from zkv_cli import plan
 from zkv_cli.advise import advise
+from zkv_cli.bench import bench
 from zkv_cli.exits import EPILOG, reporting
 from zkv_cli.plan_placement import placement
 from zkv_cli.replay import replay
@@ -231,3 +232,4 @@ def export(
 
 
 app.command()(simulate)
+app.command()(bench)
