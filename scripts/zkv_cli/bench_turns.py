@@ -189,6 +189,8 @@ def turn_of(told: Sequence[dict[str, object]], variant: Variant) -> Turn:
         transport = str(one["transport"])
         if variant.transport == "memory" and transport != "memory":
             raise NoMemory(transport)
+        if variant.transport == "tcp" and not transport.startswith("tcp"):
+            raise CommandFailed(f"worker {rank}: payloads went through {transport}, not sockets")
     ms = zip(*(_floats(one["ms"]) for one in told), strict=True)
     costs = [one["cpu_s"] for one in told]
     known = [float(cost) for cost in costs if isinstance(cost, int | float)]

@@ -12,12 +12,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from processes import all_ended, launched
 
+from zkv_cli import cluster
+from zkv_cli.bench import _buffers
 from zkv_cli.bench_choice import Turn, Variant, variants
 from zkv_cli.bench_turns import (
     NoMemory,
@@ -30,6 +33,7 @@ from zkv_cli.bench_turns import (
     turn_of,
 )
 from zkv_cli.bench_worker import Task, wrong
+from zkv_cli.children import Signalled
 from zkv_cli.exits import CommandFailed
 from zkv_cli.settings import load
 
@@ -192,6 +196,19 @@ def test_a_cluster_has_the_defaults_but_for_what_is_measured(
         assert (section.io_threads, section.socket_buffer) == (2, 2**22)
 
 
+def test_buffers_that_the_system_gives_no_more_of_are_measured_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert 1024 <= given_bytes(64 * 1024) <= 64 * 1024
+    monkeypatch.setattr("zkv_cli.bench_turns.given_bytes", lambda asked: min(asked, 208 * 1024))
+    left_out: list[str] = []
+    assert _buffers((2**20, 2**22), left_out) == [2**20]
+    assert len(left_out) == 1
+    assert left_out[0].startswith("socket buffers of 4MiB: the system gives 208KiB at most")
+    monkeypatch.setattr("zkv_cli.bench_turns.given_bytes", lambda asked: asked)
+    assert _buffers((2**20, 2**22), left_out) == [2**20, 2**22]
+
+
 def told(**changes: Any) -> dict[str, Any]:
     return {"ms": [3.0, 1.0], "cpu_s": 0.5, "transport": "memory", "wrong": 0} | changes
 
@@ -207,6 +224,8 @@ def test_a_turn_that_did_not_do_what_it_should_is_none() -> None:
         turn_of([told(), told(wrong=7)], Variant("memory"))
     with pytest.raises(CommandFailed, match="worker 0 has ended without a word"):
         turn_of([{}], Variant("memory"))
+    with pytest.raises(CommandFailed, match="worker 1: payloads went through memory, not sockets"):
+        turn_of([told(transport="tcp: it is switched off"), told()], Variant("tcp"))
     for transport in ("tcp: no memory can be shared", "memory and tcp"):
         with pytest.raises(NoMemory, match=transport):
             turn_of([told(), told(transport=transport)], Variant("memory"))
@@ -262,13 +281,69 @@ def test_without_memory_only_sockets_are_measured() -> None:
     assert why == ["tcp: none"]
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Turns take signals over."""
+    before = [signal.getsignal(one) for one in SIGNALS]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_a_turn_for_which_there_is_no_time_starts_nothing() -> None:
-    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    try:
-        with pytest.raises(TimeOver):
-            Turns(Size(1, 1, 1, 1), time.monotonic() - 1).turn(C)
-    finally:
-        for number, handler in zip(
-            (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), before, strict=True
-        ):
-            signal.signal(number, handler)
+    with pytest.raises(TimeOver):
+        Turns(Size(1, 1, 1, 1), time.monotonic() - 1).turn(C)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("when", ["before", "while it stops"])
+def test_a_signal_is_heard_whenever_it_comes(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(Size(1, 1, 1, 1), time.monotonic() + PATIENCE_S)
+    started = []
+
+    def start(*given: object, **options: object) -> cluster.Cluster:
+        started.append(given)
+        return cluster.Cluster("", CHILD, [])
+
+    def stop(*given: object) -> None:
+        if when == "while it stops":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(cluster, "start", start)
+    monkeypatch.setattr(cluster, "stop", stop)
+    monkeypatch.setattr(Turns, "_worker", lambda *given: CHILD)
+    monkeypatch.setattr(Turns, "_told", lambda *given: Turn((1.0,)))
+    if when == "before":
+        turns.events.put(Signalled(signal.SIGINT))
+    with pytest.raises(CommandFailed) as caught:
+        turns.turn(C)
+    assert caught.value.code == 130
+    assert bool(started) == (when != "before")
+
+
+CHILD: Any = SimpleNamespace(pid=7)
+
+
+def test_a_worker_is_told_what_is_measured() -> None:
+    commands: list[Task] = []
+
+    def start(label: str, command: list[str], environment: dict[str, str]) -> None:
+        given = json.loads(command[-1])
+        commands.append(Task(**given | {"pids": tuple(given["pids"])}))
+
+    children: Any = SimpleNamespace(start=start)
+    turns = Turns(Size(1000, 2, 1, 9), time.monotonic() + PATIENCE_S)
+    run_of = cluster.Cluster("tcp://127.0.0.1:1", CHILD, [CHILD])
+    for rank in (0, 1):
+        turns._worker(children, run_of, Variant("tcp", 2**20, 2, 2**22), rank)
+    turns._worker(children, run_of, A, 0)
+    first, second, third = commands
+    assert (first.elements, first.workers, first.rounds, first.rank) == (1000, 2, 9, 0)
+    assert (first.memory, first.io_threads, first.socket_bytes) == (False, 2, 2**22)
+    assert (third.memory, third.io_threads, third.socket_bytes) == (True, 1, 0)
+    # One of them counts what broker and servers use.
+    assert (first.pids, second.pids, second.rank) == ((7, 7), (), 1)
