@@ -50,8 +50,8 @@ def bench(
 
     A round is a push, the sum over all workers, an update and a pull, under BSP. Variants take
     turns, each with a broker, servers and workers of its own on loopback, first with payloads
-    through memory and then through sockets. It takes about three minutes on two cores, and never
-    more than --seconds: passes that are not whole by then do not count.
+    through memory and then through sockets. It takes no more than --seconds, and then what
+    processes need to end: a pass that is not whole by then does not count.
     """
     usual = QUICK if quick else FULL
     given = {"passes": passes, "rounds": rounds, "seconds": seconds}

@@ -108,7 +108,10 @@ def advice(choice: Choice) -> list[str]:
     if choice.nearest is None:
         return [keep + "Nothing else was measured."]
     if one.passes < PASSES_LEAST:
-        return [keep + f"Of fewer than {PASSES_LEAST} passes the spread is not known."]
+        return [
+            f"{keep}Of fewer than {PASSES_LEAST} passes the spread is not known: --passes and "
+            "--seconds give more."
+        ]
     near = choice.nearest
     if near.ratio >= 1:
         return [keep + f"Nothing was quicker; next came {words(near.variant)}: {_ratio(near)}."]

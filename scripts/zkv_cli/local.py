@@ -141,8 +141,6 @@ def local(
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
     server_lost_s: float | None = None,
-    io_threads: int | None = None,
-    socket_bytes: str | int | None = None,
     loop: str | None = None,
     log_level: str | None = None,
 ) -> LocalCluster:
@@ -164,8 +162,6 @@ def local(
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
         worker_lost_s, server_lost_s: seconds of silence that make one lost; None: the default.
-        io_threads: ZeroMQ's threads in each of these processes, for its sockets; None: 1.
-        socket_bytes: buffers that data connections ask of the system; None: as it likes.
         loop: "asyncio", "uvloop" or "auto"; None: the default.
         log_level: "debug", "info", "warning" or "error"; None: the default.
 
@@ -184,10 +180,6 @@ def local(
         ("broker", "placement"): placement,
         ("broker", "worker_lost_s"): worker_lost_s,
         ("broker", "server_lost_s"): server_lost_s,
-        ("broker", "io_threads"): io_threads,
-        ("server", "io_threads"): io_threads,
-        ("broker", "socket_buffer"): socket_bytes,
-        ("server", "socket_buffer"): socket_bytes,
         ("broker", "loop"): loop,
         ("server", "loop"): loop,
         ("server", "budget"): budget,

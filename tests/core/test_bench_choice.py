@@ -235,7 +235,7 @@ def test_what_to_set_is_said_for_each_who_has_to_be_told() -> None:
         (0.8, 5, "Payloads through sockets: 2 I/O threads. That took 0.80 (0.80 to 0.80 in 5"),
         (0.99, 5, "leave the defaults. Nothing was quicker by more than the spread; the quickest"),
         (1.2, 5, "leave the defaults. Nothing was quicker; next came 2 I/O threads: 1.20"),
-        (0.8, 2, "leave the defaults. Of fewer than 4 passes the spread is not known."),
+        (0.8, 2, "leave the defaults. Of fewer than 4 passes the spread is not known: --pa"),
     ],
 )
 def test_advice_says_how_sure_it_is(ratio: float, passes: int, words: str) -> None:
