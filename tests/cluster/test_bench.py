@@ -20,7 +20,7 @@ import pytest
 from processes import all_ended, launched
 
 from zkv_cli import cluster
-from zkv_cli.bench import _buffers
+from zkv_cli.bench import _buffers, _tell, measured
 from zkv_cli.bench_choice import Turn, Variant, variants
 from zkv_cli.bench_turns import (
     NoMemory,
@@ -33,7 +33,7 @@ from zkv_cli.bench_turns import (
     turn_of,
 )
 from zkv_cli.bench_worker import Task, wrong
-from zkv_cli.children import Signalled
+from zkv_cli.children import Children, Signalled
 from zkv_cli.exits import CommandFailed
 from zkv_cli.settings import load
 
@@ -172,6 +172,28 @@ def test_wrong_use_is_2(arguments: list[str], words: str) -> None:
     assert "Traceback" not in one.text
 
 
+@pytest.mark.cluster
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("variant", [Variant("memory", 2**18), Variant("tcp", 2**18, 2, 2**16)])
+def test_a_turn_is_over_when_all_its_processes_are(
+    variant: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Children] = []
+
+    class Known(Children):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr("zkv_cli.bench_turns.Children", Known)
+    size = Size(elements=200_001, workers=3, servers=2, rounds=4)
+    turn = Turns(size, time.monotonic() + PATIENCE_S).turn(variant)
+    assert len(turn.ms) == 4
+    assert min(turn.ms) > 0
+    assert len(made[0].all) == 6
+    assert all(child.ended.is_set() for child in made[0].all)
+
+
 # --- turns -----------------------------------------------------------------------------------
 
 
@@ -279,6 +301,54 @@ def test_without_memory_only_sockets_are_measured() -> None:
     assert run(fake, why) == {C: [2.0, 3.0]}
     assert fake.ran == [A, C, C]
     assert why == ["tcp: none"]
+
+
+class Told:
+    """Stands in for `Turns`: settings that are quicker, and the turn at which the time is over."""
+
+    ends_at = 10**9
+
+    def __init__(self, size: Size, deadline: float) -> None:
+        self.ran = 0
+
+    def turn(self, variant: Variant) -> Turn:
+        self.ran += 1
+        if self.ran >= self.ends_at:
+            raise TimeOver
+        part = 0.8 if variant.transport == "tcp" else 1.0
+        return Turn((100 * part ** len(variant.set_),), 0.1)
+
+
+def test_what_is_quicker_alone_is_measured_again_in_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zkv_cli.bench_turns.Turns", Told)
+    found = measured(100 * 10**6, 2, 1, passes=5, rounds=1, seconds=1.0)
+    assert [row["part"] for row in found["rows"]].count(2) == 3
+    memory, sockets = found["choices"]
+    assert (memory["differs"], memory["commands"]) == (False, [])
+    assert (sockets["io_threads"], sockets["block_bytes"]) == (2, 2**18)
+    assert sockets["socket_bytes"] > 0
+    assert sockets["to_default"] == pytest.approx(0.512)
+    _tell(found)
+    said = capsys.readouterr().out
+    assert "what is quicker alone, together:" in said
+    assert "\n    zkv broker --block-bytes 256KiB --io-threads 2 --socket-buffer" in said
+
+
+def test_when_no_time_is_left_for_that_the_best_alone_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zkv_cli.bench_turns.given_bytes", lambda asked: asked)
+    monkeypatch.setattr("zkv_cli.bench_turns.Turns", Told)
+    monkeypatch.setattr(Told, "ends_at", 5 * 10 + 3 * 3)
+    found = measured(100 * 10**6, 2, 1, passes=5, rounds=1, seconds=1.0)
+    assert {row["part"] for row in found["rows"]} == {1}
+    assert found["left_out"] == ["no time was left to try what is quicker alone together"]
+    assert found["choices"][1]["to_default"] == pytest.approx(0.8)
+    monkeypatch.setattr(Told, "ends_at", 10)
+    with pytest.raises(CommandFailed, match="not one pass of 10 turns was done within 1 s"):
+        measured(100 * 10**6, 2, 1, passes=5, rounds=1, seconds=1.0)
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
