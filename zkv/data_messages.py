@@ -54,7 +54,11 @@ class Form(Frozen, frozen=True):
 
 
 class Push(Frozen, frozen=True, tag=2):
-    """Worker to server, with payload: one block of a contribution (or of initial values)."""
+    """Worker to server, with payload: one block of a contribution (or of initial values).
+
+    Of a table, one piece of what is pushed to it: `bid` is then a place (`zkv.layout`), and the
+    payload row numbers (uint64, ascending, each once), then as many rows of values.
+    """
 
     contribution: ContributionId
     grant: UInt
@@ -77,6 +81,8 @@ class Done(Frozen, frozen=True, tag=3):
     bids: list[UInt]
     skipped: list[UInt]
     index: UInt
+    keeps: bool = False
+    """Whether the next batch may still look at rows of the version that this one was granted."""
 
 
 class Got(Frozen, frozen=True, tag=4):
@@ -194,7 +200,55 @@ class Shared(Frozen, frozen=True, tag=12):
     why: Text
 
 
-Data = Greet | Push | Done | Got | Ask | Block | Ack | Fenced | Probe | Probed | Share | Shared
+class AskRows(Frozen, frozen=True, tag=22):
+    """Worker to server, with payload: send me these rows (uint64, ascending, each once) as they are
+    in the version of this grant."""
+
+    incarnation: UInt
+    group: Int
+    grant: UInt
+    bid: UInt
+    """A block of the table."""
+    number: UInt
+    """What the answer is to say."""
+    index: UInt
+    """The log index at which the server knows the grant."""
+    start: Int = -1
+    """Not -1: the payload is empty; send what rows there are, in the server's order, from this
+    place on."""
+
+
+class Rows(Frozen, frozen=True, tag=23):
+    """Server to worker, with payload: the values of the rows that were asked for under this number,
+    in that order."""
+
+    server: UInt
+    incarnation: UInt
+    number: UInt
+    refused: Text = ""
+    """Why there are none."""
+    count: UInt = 0
+    """How many row numbers stand before the values: they were not asked for by number."""
+    following: Int = -1
+    """The place to go on from; -1: that was all."""
+
+
+Data = (
+    Greet
+    | Push
+    | Done
+    | Got
+    | Ask
+    | Block
+    | Ack
+    | Fenced
+    | Probe
+    | Probed
+    | Share
+    | Shared
+    | AskRows
+    | Rows
+)
 
 
 class _Envelope(Frozen, frozen=True):
@@ -228,7 +282,7 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
         raise ProtocolError(f"not a data header: {error}") from error
     compare_versions(header)
     message = envelope.data
-    wants_payload = isinstance(message, Push | Block | Probe)
+    wants_payload = isinstance(message, Push | Block | Probe | AskRows | Rows)
     if wants_payload != (payload_bytes is not None):
         raise ProtocolError(
             f"{type(message).__name__} {'needs' if wants_payload else 'has no'} payload frame"

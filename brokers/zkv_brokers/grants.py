@@ -107,8 +107,9 @@ class Grants:
         pieces: dict[int, _Piece] = {}
         name, serial = (entry.incarnation, entry.group, entry.grant), self._turn(entry)
         self._note(entry)
+        named = frozenset(entry.kids)
         for block in blocks:
-            piece = self._piece(entry, block)
+            piece = self._piece(entry, block, named)
             pieces[block.bid] = piece
             if not entry.on_demand:
                 self._offer(piece, serial)
@@ -172,7 +173,7 @@ class Grants:
             missing.discard(block.bid)
             if not missing:
                 del self._ahead[name]
-            piece = self._piece(entry, block, pinned)
+            piece = self._piece(entry, block, frozenset(entry.kids), pinned)
             self._spare(piece, entry, block)
             self._open.setdefault(name, {})[block.bid] = piece
             self._offer(piece, serial)
@@ -203,10 +204,17 @@ class Grants:
         order = (serial, message.bid if place is None else place) if self.priority else ()
         window.offer(name, piece.payload.nbytes, piece, order)
 
-    def _piece(self, entry: c.Grant, block: BlockSpec, pinned: Pinned | None = None) -> _Piece:
+    def _piece(
+        self,
+        entry: c.Grant,
+        block: BlockSpec,
+        named: frozenset[int],
+        pinned: Pinned | None = None,
+    ) -> _Piece:
+        """Make a block's message, of those of its keys that are named (none: of all)."""
         made = pinned is not None
         pinned = pinned or self._store.blocks[block.bid].current
-        wanted = [kid for kid in block.kids if kid in set(entry.kids)] if entry.kids else block.kids
+        wanted = [kid for kid in block.kids if kid in named] if named else block.kids
         kids = [] if wanted == block.kids else wanted
         message = d.Block(
             server=block.server,
@@ -219,9 +227,7 @@ class Grants:
             kids=kids,
         )
         if kids:
-            parts = [
-                pinned.values[a:b] for segment, a, b in spans(block) if segment.kid in set(kids)
-            ]
+            parts = [pinned.values[a:b] for segment, a, b in spans(block) if segment.kid in named]
             return _Piece(message, np.concatenate(parts), None)
         if entry.group == MODEL and not made:
             pinned = self._store.granted(block, entry.version)

@@ -23,6 +23,7 @@ def as_text(status: Mapping[str, Any]) -> str:
         f"optimizer  {status['optimizer']}",
         f"version    {status['version']}, {status['keys']} keys",
         *_placement(status),
+        *map(_rows, status.get("tables", ())),
     ]
     codecs = [("up", status["codec"]), ("down", status["codec_down"])]
     if any(text != "none" for _, text in codecs):
@@ -60,6 +61,15 @@ def _placement(status: Mapping[str, Any]) -> list[str]:
     ]
     apart = [f"{group} {count}" for group, count in fan_out["together"].items()]
     return [*lines, *(["           together: " + ", ".join(apart)] if apart else [])]
+
+
+def _rows(one: Mapping[str, Any]) -> str:
+    """Return what a table of rows has."""
+    bound = f" of {one['rows']}" if one["rows"] else ""
+    return (
+        f"table      {one['key']}: {one['rows_held']}{bound} rows of {one['dim']} {one['dtype']} "
+        f"({bytes_text(one['bytes_held'])} with state) on {len(one['servers'])} servers"
+    )
 
 
 def _server_row(server: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,10 +25,13 @@ from zkv.wire import (
     KeyEntry,
     KeySpec,
     Segment,
+    TableEntry,
+    TableSpec,
     encode,
     open_envelope,
 )
 from zkv_workers import signals as s
+from zkv_workers.pulls import pull_of
 from zkv_workers.session import Session, SessionConfig
 
 ME = 1_048_577
@@ -43,8 +46,11 @@ ENTRIES = [
     KeyEntry(0, KeySpec("a", "float32", (2,))),
     KeyEntry(1, KeySpec("b", "float32", (3,))),
 ]
-BLOCKS = [BlockSpec(0, 0, [Segment(0, 0, 2), Segment(1, 0, 3)])]
-layouts = st.builds(c.Layout, few, st.just(ENTRIES), st.just(BLOCKS), st.booleans(), few)
+BLOCKS = [BlockSpec(0, 0, [Segment(0, 0, 2), Segment(1, 0, 3)]), BlockSpec(3, 0, [])]
+TABLES = (TableEntry(2, TableSpec("t", 1, "float32", "zeros", 0), [3]),)
+layouts = st.builds(
+    c.Layout, few, st.just(ENTRIES), st.just(BLOCKS), st.booleans(), few, st.just(TABLES)
+)
 granted = st.builds(
     c.Granted, groups, few, few, st.booleans(), few, few, few, few, st.just([]) | kids, few
 )
@@ -68,10 +74,12 @@ from_server = st.one_of(
     st.builds(
         d.Block, few, st.just(ME), groups, few, few, few, st.sampled_from(["none", "zip"]), kids
     ),
+    st.builds(d.Rows, few, st.just(ME), few, st.sampled_from(["", "no"])),
     st.builds(d.Ack, few, st.just(ME), st.lists(st.tuples(names, st.integers(-1, 3)), max_size=3)),
     data_messages.filter(lambda m: not isinstance(m, d.Fenced)),
 )
 array = np.ones(2, np.float32)
+ROW_IDS = np.arange(3, dtype=np.uint64)
 token = st.integers(1, 9)
 calls = st.one_of(
     st.builds(s.Join, token),
@@ -81,14 +89,18 @@ calls = st.one_of(
         st.just(tuple(entry.spec for entry in ENTRIES)),
         st.just({"a": array, "b": np.ones(3, np.float32)}),
         st.booleans(),
+        tables=st.just(tuple(entry.spec for entry in TABLES)),
     ),
+    st.builds(s.AskRows, token, st.integers(1, 2), st.just(ROW_IDS), few, few),
+    st.builds(s.PushRows, few, st.just(3), st.just(np.zeros(12, np.uint8))),
+    st.builds(s.ReleaseRows, few),
     st.builds(s.Begin, token),
     st.builds(s.Await, token, few, st.lists(st.integers(0, 1), max_size=2).map(tuple)),
     st.builds(s.Finish, token, few, st.floats(0, 9), kids.map(tuple)),
     st.builds(s.Withdraw, few),
     st.builds(s.Report, st.just([c.Account(0, "int8+ef", 8, 4, 0.1, 0.5)])),
     st.builds(s.PushPlain, token, keys, st.just(array), st.just(1.0)),
-    st.builds(s.Pull, token, st.lists(keys, max_size=2).map(tuple)),
+    st.builds(s.Pull, token, st.lists(keys, max_size=2).map(tuple), st.booleans()),
     st.builds(s.Barrier, token),
     st.builds(s.Ask, token, st.sampled_from(["", "lr"]), texts),
     st.builds(s.GiveUp, token),
@@ -219,3 +231,13 @@ def test_what_the_wait_before_a_grant_was_for_is_still_known_after_it() -> None:
         bench.say(c.Cancel(0, grant))
         requests = bench.session.requests
         assert (requests.reason, requests.last_reason) == ("", said)
+
+
+def test_a_pull_of_many_keys_is_told_in_few_words() -> None:
+    """Whoever waits for a hundred thousand reads a line, not a megabyte."""
+    assert pull_of(()) == "the pull of the model"
+    assert pull_of(("a", 7)) == "the pull of 'a', 7"
+    many = tuple(f"w{number}" for number in range(100_000))
+    assert pull_of(many) == (
+        "the pull of 'w0', 'w1', 'w2', 'w3', 'w4', 'w5', 'w6', 'w7' and 99992 more"
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zkv import control as c
 from zkv.errors import UnknownKey
 from zkv.layout import Layout
 from zkv.link import Link
-from zkv_workers.signals import Pull
+from zkv_workers.signals import Key, Pull
+
+NAMES_MAX = 8
+"""Keys that a sentence names."""
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Pulls:
         that a pull after a push has what was pushed.
         """
         failed: list[tuple[int, UnknownKey]] = []
-        if not self._layout.kid_of:
+        if not self._layout.kid_of and not self._layout.tables:
             return failed
         for token, reading in list(self._open.items()):
             keys = reading.pull.keys
@@ -55,13 +58,14 @@ class Pulls:
                 continue
             if not busy and not reading.asked:
                 reading.asked = True
-                self._link.send(c.Pull(token, list(keys), seen))
+                self._link.send(c.Pull(token, list(keys), seen, reading.pull.rows))
         return failed
 
-    def done(self, token: int) -> None:
-        """The pull is answered."""
+    def done(self, token: int) -> Pull | None:
+        """The pull is answered; return it, None if nobody waits for it any more."""
         self.answered += 1
-        self._open.pop(token, None)
+        reading = self._open.pop(token, None)
+        return None if reading is None else reading.pull
 
     def drop(self, token: int) -> None:
         """Nobody waits for this pull any more."""
@@ -71,3 +75,10 @@ class Pulls:
         """The broker is a new one: it has to be asked again."""
         for reading in self._open.values():
             reading.asked = False
+
+
+def pull_of(keys: Sequence[Key]) -> str:
+    """Return in words what a pull is for, with no more keys than a line has room for."""
+    named = ", ".join(map(repr, keys[:NAMES_MAX])) or "the model"
+    more = len(keys) - NAMES_MAX
+    return f"the pull of {named}" + (f" and {more} more" if more > 0 else "")
