@@ -8,7 +8,7 @@ next one that offered the same set takes over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from zkv import control as c
@@ -68,8 +68,10 @@ class Catalog:
         self._coding = coding
         self._block_bytes = block_bytes
         self.pending: dict[int, Pending] = {}
-        self.history: list[c.Layout | c.Regrouped] = []
+        self.history: list[c.Layout | c.Regrouped | c.Follow] = []
         """What a newcomer has to be told, in order."""
+        self.closed: Callable[[], Set[int]] = frozenset
+        """The numbers of servers that take nothing."""
         self._sets: dict[str | int, frozenset[str | int]] = {}
         self._specs: dict[str | int, KeySpec | TableSpec] = {}
         self._counts = [0, 0, 0]
@@ -187,6 +189,7 @@ class Catalog:
             self.placement,
             servers,
             self._names(),
+            self.closed(),
         )
         blocks += parts
         size = len(encode((entries, blocks, placed)))
@@ -268,7 +271,7 @@ class Catalog:
 
     def _held(self, servers: int, loads: Mapping[int, float] | None) -> list[Share]:
         """Return what each server holds; under caps with what is on its way to it."""
-        shares = empty(servers)
+        shares = empty(servers, self.closed())
         layouts = [self.layout]
         for one in self.pending.values() if self.placement.caps else ():
             layouts.append(Layout())

@@ -134,7 +134,9 @@ class Grants:
             )
         name = (entry.incarnation, entry.group, entry.grant)
         self._note(entry)
-        self._ahead[name] = (entry, {block.bid for block in blocks}, self._turn(entry))
+        serial = self._turn(entry)
+        if blocks:
+            self._ahead[name] = (entry, {block.bid for block in blocks}, serial)
 
     def _note(self, entry: c.Grant) -> None:
         """Note a grant whose values later ones may be said to be like; who asks for them keeps
@@ -333,6 +335,11 @@ class Grants:
         self._sent = {who: sent for who, sent in self._sent.items() if who in members}
         self._windows = {who: window for who, window in self._windows.items() if who in members}
         self._reachable &= members
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything that was granted."""
+        return not (self._open or self._ahead or any(map(len, self._windows.values())))
 
     @property
     def pinned_versions(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from zkv import control as c
 from zkv import events as e
 from zkv.marks import Marks
+from zkv.owners import NEWEST, Homes
 from zkv.policy import SyncPolicy
 from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
@@ -41,7 +42,7 @@ class Group(Book):
         super().__init__()
         self.group = group
         self.sync = Synchronizer(policy, members_min=members_min)
-        self.servers = frozenset(servers)
+        self.homes = Homes(servers)
         self.rules = Rules()
         self.shortage: Callable[[], str] = str
         self.draws = Draws()
@@ -54,6 +55,11 @@ class Group(Book):
         self._starts: deque[e.Start] = deque()
         self._summing: Summing | None = None
         self._after_sum: list[c.Entry] = []
+
+    @property
+    def servers(self) -> frozenset[int]:
+        """The servers that must hold what begins now."""
+        return self.homes.at(NEWEST)
 
     # --- members -----------------------------------------------------------------------------
 
@@ -134,7 +140,7 @@ class Group(Book):
             return
         arrival = self._arrival(said.contribution, number, said.grant)
         arrival.finished, arrival.grant, arrival.weight = True, said.grant, said.weight
-        arrival.loss, arrival.nbytes = said.loss, said.nbytes
+        arrival.loss, arrival.nbytes, arrival.placement = said.loss, said.nbytes, said.placement
         if said.behind:
             self._computed_on_older(arrival, said.behind)
         arrival.misled = said.declared not in (None, said.weight)
@@ -195,7 +201,7 @@ class Group(Book):
     def _check(self, arrival: Arrival, out: Decisions) -> None:
         if arrival.arrived or not arrival.finished or self.ahead.holds_back(arrival):
             return
-        if arrival.void or self.servers <= arrival.held:
+        if arrival.void or self.homes.at(arrival.placement) <= arrival.held:
             arrival.arrived = True
             # No update happens between arrival and application: the age is the same then.
             age = self._age(arrival.number, arrival.grant)
@@ -216,6 +222,17 @@ class Group(Book):
         for arrival in confirmed:
             self._check(arrival, out)
         self.ahead.look(self, out)
+
+    def check_all(self, out: Decisions) -> None:
+        """Look at all contributions that have not arrived: fewer servers may have to hold them."""
+        for name, arrival in list(self.arrivals.items()):
+            if name in self.arrivals:
+                self._check(arrival, out)
+
+    @property
+    def is_summing(self) -> bool:
+        """Whether servers were asked for sums of an update that is not in the log yet."""
+        return self._summing is not None
 
     @property
     def busy(self) -> bool:
@@ -273,7 +290,7 @@ class Group(Book):
         """A server's answer to `Sum`; with the last one the commit is written."""
         total = None
         if self._summing is not None:
-            total = self._summing.take(server, message, self.servers)
+            total = self._summing.take(server, message, self.homes.owners)
         if total is not None:
             action = self._queue.popleft()
             self._summing = None

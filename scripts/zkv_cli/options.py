@@ -226,7 +226,7 @@ SHARED = Setting(
     "shared",
     str,
     ("--shared",),
-    "Memory for payloads to workers of this machine (default: 1GiB; 0: sockets only).",
+    "Memory for payloads to workers of this machine (default: 4GiB; 0: sockets only).",
 )
 DATA_SOCKETS = (
     Setting(
@@ -272,3 +272,13 @@ JOB: dict[str, Sequence[Setting]] = {
     "log": LOG,
 }
 """What a command that runs workers takes."""
+
+SERVER: dict[str, Sequence[Setting]] = {
+    "join": (JOIN,),
+    "server": (
+        *(SERVER_BIND, ADVERTISE, NAME, BUDGET, SHARED, CONNECT_TIMEOUT, BROKER_LOST),
+        *(RECORD, INSECURE, *DATA_SOCKETS, LOOP),
+    ),
+    "log": LOG,
+}
+"""What a server is started with."""

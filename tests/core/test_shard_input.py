@@ -54,6 +54,9 @@ payloads = st.integers(0, 64).map(lambda size: np.full(size, 0xFF, np.uint8))
 
 
 def _incarnations(message: d.Data) -> set[int]:
+    """Of whom a message speaks; what servers say to each other is of nobody."""
+    if isinstance(message, d.Fetch | d.Part):
+        return set()
     name = getattr(message, "contribution", None)
     return {name.incarnation if name is not None else message.incarnation}  # type: ignore[union-attr]
 

@@ -311,7 +311,7 @@ class ConnectOptions(TypedDict, total=False):
     """Bytes that may be unacknowledged at each server."""
     shared_bytes: int
     """Memory through which payloads go to servers of the same machine and user, at most
-    (default: 1 GiB); 0: through sockets."""
+    (default: 4 GiB); 0: through sockets."""
     io_threads: int | None
     """ZeroMQ's threads that move bytes to and from the kernel; default: ZKV_IO_THREADS, else 1."""
     socket_bytes: int | None
