@@ -118,4 +118,12 @@ class Expect(Frozen, frozen=True, tag=10):
     expected: list[Expected]
 
 
-Entry = Init | Drop | Regroup | Grant | Sum | Commit | Discard | Configure | Epoch | Expect
+class Apart(Frozen, frozen=True, tag=18):
+    """Entry: what workers have added up of these contributions does not count: each of them comes
+    by itself, again under the same name."""
+
+    group: UInt
+    expected: list[Expected]
+
+
+Entry = Init | Drop | Regroup | Grant | Sum | Commit | Discard | Configure | Epoch | Expect | Apart

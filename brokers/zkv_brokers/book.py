@@ -6,6 +6,7 @@ from zkv.marks import Marks
 from zkv.wire import ContributionId
 from zkv_brokers.ahead import Ahead
 from zkv_brokers.decisions import Arrival, Tally
+from zkv_brokers.together import Together
 
 
 class Book:
@@ -26,6 +27,7 @@ class Book:
         self.bases: dict[tuple[int, int], int] = {}
         """The version that each open grant was given at, by (worker number, grant)."""
         self.ahead = Ahead()
+        self.together = Together()
         self._arrived: dict[tuple[int, int], ContributionId] = {}
 
     def kept(self) -> list[ContributionId]:

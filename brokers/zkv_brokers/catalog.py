@@ -50,6 +50,7 @@ class Catalog:
 
     `block_bytes`: the size of blocks; 0: by the link of the worker that initialises. `places` is
     the text of a placement, whose pins may name servers by what `names` returns, by number.
+    `pieces(n)`: into how many blocks a key is cut that would be cut into n.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Catalog:
         block_bytes: int = 0,
         places: str = "by_size",
         names: Callable[[], Sequence[str]] = tuple,
+        pieces: Callable[[int], int] = lambda blocks: blocks,
     ) -> None:
         self.layout = layout
         self.placement = placement(places)
         self._names = names
+        self._pieces = pieces
         self._coding = coding
         self._block_bytes = block_bytes
         self.pending: dict[int, Pending] = {}
@@ -218,8 +221,13 @@ class Catalog:
 
         def block_bytes(entry: KeyEntry) -> int:
             # What a codec makes of a block depends on its borders: they are the same in each run.
-            given = self._block_bytes or BLOCK_BYTES
-            return measured if self._coding.is_dense(entry.spec) else given
+            if not self._coding.is_dense(entry.spec):
+                return self._block_bytes or BLOCK_BYTES
+            itemsize = DTYPES[entry.spec.dtype].itemsize
+            size, most = size_of(entry.spec), max(1, measured // itemsize)
+            if (cut := self._pieces(-(-size // most))) > -(-size // most):
+                return -(-size // cut) * itemsize
+            return measured
 
         loads = self._loads(entries)
         return plan(

@@ -156,10 +156,18 @@ class Group(Book):
             )
 
     def held(
-        self, name: ContributionId, number: int, grant: int, server: int, out: Decisions
+        self,
+        name: ContributionId,
+        number: int,
+        grant: int,
+        server: int,
+        out: Decisions,
+        index: int = 0,
     ) -> None:
-        """A server says that it holds its part of a contribution."""
-        if self.is_over(name.incarnation, grant):
+        """A server says that it holds its part of a contribution, at this index of the log."""
+        if self.is_over(name.incarnation, grant) or self.together.is_stale(
+            name.incarnation, grant, index
+        ):
             return
         arrival = self._arrival(name, number, grant)
         arrival.held.add(server)
@@ -184,6 +192,7 @@ class Group(Book):
         number = next((n for n, i in self.incarnations.items() if i == name.incarnation), -1)
         if self.ahead.members.get(number) == grant:
             self.ahead.drop(self, out)
+        self.together.cut_off(number, grant, f"worker {number} withdraws a batch", self, out)
         self.arrivals.pop(name, None)
         out.log(c.Discard(name.incarnation, self.group, grant, name.batch))
 
@@ -191,10 +200,16 @@ class Group(Book):
         """The worker holds all blocks of a grant: its version is no longer pinned for it."""
         self.holdings.received(incarnation, grant)
         self.release_starts(out)
+        if self.together.undecided:
+            self._look_ahead(out)
 
     def _check(self, arrival: Arrival, out: Decisions) -> None:
         if arrival.arrived or not arrival.finished or self.ahead.holds_back(arrival):
             return
+        for one in self.together.ready(arrival, self, out):
+            self._arrive(one, out)
+
+    def _arrive(self, arrival: Arrival, out: Decisions) -> None:
         if arrival.void or self.servers <= arrival.held:
             arrival.arrived = True
             # No update happens between arrival and application: the age is the same then.
@@ -215,7 +230,12 @@ class Group(Book):
         confirmed, self.ahead.confirmed = self.ahead.confirmed, []
         for arrival in confirmed:
             self._check(arrival, out)
+        self._look_ahead(out)
+
+    def _look_ahead(self, out: Decisions) -> None:
         self.ahead.look(self, out)
+        for arrival in self.together.look(self, out):
+            self._check(arrival, out)
 
     @property
     def busy(self) -> bool:
@@ -268,6 +288,7 @@ class Group(Book):
             book.staleness[one.staleness] += 1
             self._settle(one.contribution, action.version, "", out)
         self.ahead.committed(action.version, out)
+        self.together.committed(action.version)
 
     def square_sums(self, server: int, message: c.SquareSums, out: Decisions) -> None:
         """A server's answer to `Sum`; with the last one the commit is written."""

@@ -27,10 +27,13 @@ class Worker:
     barrier: int = 0
     barrier_token: int = 0
     leaving: bool = False
+    leaving_at: float = 0.0
     spent: Spent | None = None
     """Where its time has gone, as it told last."""
     transport: str = ""
     """How payloads go between it and its servers, as it told last."""
+    address: str = ""
+    """Where other workers reach it; "": they do not."""
 
     def __str__(self) -> str:
         return (

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from zkv import control as c
-from zkv.errors import ProtocolError, Refused, UnknownKey
+from zkv.errors import ProtocolError, Refused, UnknownKey, ZkvError
 from zkv.policy import SyncPolicy, policy
 from zkv.reasons import Reason
 from zkv.staleness import staleness
 from zkv.wire import MODEL, PULLS, ContributionId
-from zkv_brokers import reasons
+from zkv_brokers import meeting, reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
@@ -37,7 +37,29 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
         ],
         data_address=router.config.data_address,
         policy=str(router.policy),
+        topology=str(router.topology),
     )
+
+
+def offer(router: Router, worker: Worker, message: c.Offer, out: Decisions) -> None:
+    """Take an offer of keys: the first one's values count, the others are told when these are here.
+
+    Raises:
+        ZkvError: the keys contradict those that there are, or cannot be placed.
+    """
+    plain = message.plain or router.groups.model is not None
+    taken = router.catalog.offer(
+        worker.incarnation,
+        message,
+        plain,
+        router.config.servers,
+        router.plain_spec if plain else router.model_spec,
+        out,
+    )
+    if isinstance(taken, ZkvError):
+        raise taken
+    if taken is None:
+        router.hub.send(worker.peer, c.Reply(message.token, "known"))
 
 
 def rules(router: Router) -> Rules:
@@ -331,6 +353,7 @@ def status(router: Router) -> dict[str, Any]:
         else {},
         "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
         **placed.plain(),
+        "topology": meeting.plain(router),
         "servers": [
             {
                 "index": server.index,

@@ -15,8 +15,9 @@ from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.policy import SyncPolicy
 from zkv.staleness import staleness
+from zkv.topology import topology
 from zkv.wire import MODEL, SEEDS
-from zkv_brokers import requests
+from zkv_brokers import meeting, requests
 from zkv_brokers.catalog import Catalog, Pending
 from zkv_brokers.coding import Coding
 from zkv_brokers.config import RouterConfig as RouterConfig
@@ -52,8 +53,14 @@ class Router:
         self.coding = Coding(
             config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
         )
+        self.topology = topology(config.topology)
         self.catalog = Catalog(
-            self.layout, self.coding, config.block_bytes, config.placement, self.members.names
+            self.layout,
+            self.coding,
+            config.block_bytes,
+            self.topology.placement(config.placement),
+            self.members.names,
+            lambda blocks: self.topology.pieces(blocks, config.workers),
         )
         pins = Pins(config.versions_pinned_max)
         self.groups = Groups(
@@ -187,7 +194,7 @@ class Router:
     def _from_worker(self, worker: Worker, message: c.Message, out: Decisions) -> None:
         match message:
             case c.Offer():
-                self._offer(worker, message, out)
+                requests.offer(self, worker, message, out)
             case c.UsePool():
                 trained = bool(self.groups.begun) or self.groups.model is not None
                 self.groups.draws.use(message, worker, trained=trained)
@@ -221,8 +228,10 @@ class Router:
                 self.groups.begun.discard(worker.incarnation)
                 self.groups.draws.forget(worker)
                 self._settle_leavers(out)
+            case c.Listens() | c.CutOff():
+                meeting.hear(self, worker, message, out)
             case c.Leave():
-                worker.leaving = True
+                worker.leaving, worker.leaving_at = True, self.hub.now
                 self._settle_leavers(out)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a worker to send")
@@ -234,7 +243,8 @@ class Router:
                     if name.group == SEEDS:
                         self._seeded(self.catalog.held(name.batch, server.index), out)
                     elif (worker := self.members.workers.get(name.incarnation)) is not None:
-                        self.groups[name.group].held(name, worker.number, grant, server.index, out)
+                        group = self.groups[name.group]
+                        group.held(name, worker.number, grant, server.index, out, message.index)
                 self._settle_leavers(out)
             case c.Void(contribution=name, grant=grant, key=key, reason=reason):
                 worker = self.members.workers.get(name.incarnation)
@@ -245,6 +255,8 @@ class Router:
                 elif worker is not None:
                     self.groups[name.group].void(name, worker.number, grant, text, out)
                     self._settle_leavers(out)
+            case c.Unsound():
+                meeting.unsound(self, server, message, out)
             case c.SquareSums():
                 self.groups[message.group].square_sums(server.index, message, out)
             case c.Decoding(seconds=seconds):
@@ -256,21 +268,6 @@ class Router:
                 raise ProtocolError(f"{type(message).__name__} is not for a server to send")
 
     # --- keys --------------------------------------------------------------------------------
-
-    def _offer(self, worker: Worker, message: c.Offer, out: Decisions) -> None:
-        plain = message.plain or self.groups.model is not None
-        taken = self.catalog.offer(
-            worker.incarnation,
-            message,
-            plain,
-            self.config.servers,
-            self.plain_spec if plain else self.model_spec,
-            out,
-        )
-        if isinstance(taken, ZkvError):
-            raise taken
-        if taken is None:
-            self.hub.send(worker.peer, c.Reply(message.token, "known"))
 
     def _seeded(self, done: Pending | None, out: Decisions) -> None:
         if done is None:
@@ -291,6 +288,7 @@ class Router:
     def _prepare(self, model: Group) -> None:
         """Set what the model's group has to know before anybody is granted anything."""
         model.rules = requests.rules(self)
+        meeting.prepare(self, model)
 
     def _begin(self, out: Decisions) -> None:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
@@ -338,6 +336,8 @@ class Router:
         for worker in [w for w in self.members.workers.values() if w.leaving]:
             if not self.groups.unfinished(worker):
                 self.remove(worker, "it left", out)
+            else:
+                meeting.leaves(self, worker, out)
         training = self.members.training()
         self._line_passed = self._line_passed or len(training) >= self.members.expected
         if not self._line_passed or not any(worker.barrier_token for worker in training):

@@ -7,10 +7,8 @@ order, keeps contributions until the log settles them, and sends what grants say
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +25,8 @@ from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
+from zkv_brokers.joints import Joints
+from zkv_brokers.parked import Parked
 from zkv_brokers.shard_events import Action as Action
 from zkv_brokers.shard_events import Event as Event
 from zkv_brokers.shard_events import FromBroker as FromBroker
@@ -34,20 +34,10 @@ from zkv_brokers.shard_events import FromWorker as FromWorker
 from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
+from zkv_brokers.shard_figures import figures
 from zkv_brokers.store import Settings, Store
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
-
-PARKED_BYTES_MAX = 256 * 1024 * 1024
-"""How much data that is ahead of the log is kept; beyond it the worker's resend brings it again."""
-PARKED_HEADER_BYTES = 1024
-"""What a parked header counts, so that headers without a payload are bounded too."""
-
-
-@dataclass(slots=True)
-class _Parked:
-    bytes_held: int = 0
-    waiting: deque[FromWorker] = field(default_factory=deque)
 
 
 class Shard:
@@ -73,7 +63,13 @@ class Shard:
         self.store = Store(self.layout, clock)
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
-        self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
+        self.joints = Joints(self.layout, self.contributions)
+        self.grants = Grants(
+            self.store,
+            window_bytes=window_bytes,
+            priority=priority,
+            is_handed_on=self.joints.is_handed_on,
+        )
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
         self._inits: dict[int, c.Init] = {}
@@ -81,7 +77,7 @@ class Shard:
         self._groups: set[int] = set()
         self._acks: dict[int, list[tuple[ContributionId, int]]] = {}
         self._held: list[tuple[ContributionId, int]] = []
-        self._parked = _Parked()
+        self._parked = Parked()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and return what to send, in order.
@@ -116,7 +112,7 @@ class Shard:
             out.append(ToWorker(incarnation, d.Ack(self.number, incarnation, items), None))
         self._acks.clear()
         if self._held:
-            out.append(ToBroker(c.Held(self._held)))
+            out.append(ToBroker(c.Held(self._held, self.index)))
             self._held = []
         out.extend(self.grants.outgoing(self.number, now))
         return out
@@ -167,6 +163,13 @@ class Shard:
                 if group == MODEL:
                     for block in self._mine(group):
                         self.grants.fill(block, version, self.store.blocks[block.bid].current)
+                    self.joints.committed()
+            case c.Apart():
+                names = self.joints.take_apart(entry)
+                # What is reported from here on has to be true behind this entry.
+                self._held = [one for one in self._held if one[0] not in names]
+                for name in names:
+                    self._report_if_held(name, self.contributions.open[name])
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
                 self.contributions.discard(incarnation, group, grant, batch)
                 if batch == NO_BATCH:
@@ -250,7 +253,7 @@ class Shard:
             case d.Greet(incarnation=incarnation, near=near):
                 self.grants.greet(incarnation, near)
             case d.Push() | d.Done() | d.Ask() if message.index > self.index:
-                self._park(FromWorker(message, payload))
+                self._parked.put(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):
@@ -259,6 +262,8 @@ class Shard:
                 )
                 fenced = d.Fenced(self.number, name.incarnation, reason)
                 out.append(ToWorker(name.incarnation, fenced, None))
+            case d.Push() if payload is not None and message.of is not None:
+                self._joined(message, payload, out)
             case d.Push() if payload is not None:
                 self._push(message, payload, out)
             case d.Done():
@@ -270,14 +275,8 @@ class Shard:
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for servers")
 
-    def _park(self, event: FromWorker) -> None:
-        size = PARKED_HEADER_BYTES + (0 if event.payload is None else event.payload.nbytes)
-        if self._parked.bytes_held + size <= PARKED_BYTES_MAX:
-            self._parked.bytes_held += size
-            self._parked.waiting.append(event)
-
     def _unpark(self, out: list[Action]) -> None:
-        waiting, self._parked = self._parked.waiting, _Parked()
+        waiting, self._parked = self._parked.waiting, Parked()
         for event in waiting:
             # What is wrong with one worker's message is no reason to drop the others'.
             with suppress(ProtocolError):
@@ -309,6 +308,19 @@ class Shard:
                         self._make([block])
         self._ack(name, message.bid)
         self._report_if_held(name, held)
+
+    def _joined(self, message: d.Push, payload: Array, out: list[Action]) -> None:
+        """Take in what workers have added up of one block."""
+        found = self.joints.put(message, payload, self.members)
+        if isinstance(found, str):
+            out.append(ToBroker(c.Unsound(message.contribution, message.grant, found)))
+        else:
+            # All of them are marked before a block is made: it takes all that are expected.
+            if any([self.commits.streaming.begun(name, held) for name, held in found]):
+                self._make([self.layout.blocks[message.bid]])
+            for name, held in found:
+                self._report_if_held(name, held)
+        self._ack(message.contribution, -2 - message.bid)
 
     def _done(self, message: d.Done, out: list[Action]) -> None:
         name = message.contribution
@@ -386,12 +398,4 @@ class Shard:
 
     def status(self) -> dict[str, object]:
         """Return figures for a status report."""
-        return {
-            "server": self.number,
-            "log_index": self.index,
-            "blocks": len(self.store.blocks),
-            "value_bytes": sum(s.current.values.nbytes for s in self.store.blocks.values()),
-            "open_contributions": len(self.contributions.open),
-            "contribution_bytes": self.contributions.bytes_held,
-            "model_version": self.versions.get(MODEL, 0),
-        }
+        return figures(self)

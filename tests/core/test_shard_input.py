@@ -177,7 +177,7 @@ def test_a_block_of_another_group_voids_the_contribution() -> None:
 
 
 def test_data_ahead_of_the_log_is_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zkv_brokers.shard.PARKED_BYTES_MAX", 10 * 1024)
+    monkeypatch.setattr("zkv_brokers.parked.PARKED_BYTES_MAX", 10 * 1024)
     rig = rig_of_two()
     far = rig.index + 1_000_000
     for batch in range(1000):

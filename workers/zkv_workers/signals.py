@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -19,6 +18,18 @@ from zkv.pool import Shard
 from zkv.time_split import Spent
 from zkv.wire import ContributionId, KeySpec
 from zkv_workers.encoding import Sealed
+from zkv_workers.outputs import Answer as Answer
+from zkv_workers.outputs import Broken as Broken
+from zkv_workers.outputs import CancelBatch as CancelBatch
+from zkv_workers.outputs import Connect as Connect
+from zkv_workers.outputs import DropPeer as DropPeer
+from zkv_workers.outputs import Fail as Fail
+from zkv_workers.outputs import Listen as Listen
+from zkv_workers.outputs import Narrate as Narrate
+from zkv_workers.outputs import Output as Output
+from zkv_workers.outputs import SendControl as SendControl
+from zkv_workers.outputs import SendData as SendData
+from zkv_workers.outputs import SendPeer as SendPeer
 
 Key = str | int
 
@@ -224,6 +235,21 @@ class Tick:
     transport: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Other workers reach this one here; "": they cannot."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """A data message from another worker; `payload` as in `FromServer`."""
+
+    message: d.Data
+    payload: Array | None
+
+
 Input = (
     Join
     | Initialise
@@ -247,6 +273,8 @@ Input = (
     | GiveUp
     | FromBroker
     | FromServer
+    | Listening
+    | FromPeer
     | Tick
 )
 
@@ -330,71 +358,3 @@ class Fate:
         if self.version is not None:
             return "committed"
         return "cancelled" if self.why.startswith(("cancelled", "late")) else "discarded"
-
-
-# --- out -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SendControl:
-    """Send this frame to the broker's control port."""
-
-    frame: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SendData:
-    """Send this to a server's data port (or to it through the broker)."""
-
-    server: int
-    message: d.Data
-    payload: Array | None
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """These are the servers and where they listen; `broker_data` is for route `broker`."""
-
-    servers: tuple[tuple[int, str], ...]
-    broker_data: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The call with this token has this result."""
-
-    token: int
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The call with this token ends with this error."""
-
-    token: int
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class CancelBatch:
-    """The batch that is being computed no longer counts: its next push raises."""
-
-    batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Narrate:
-    """Say this to the user; `level` is a logging level's name."""
-
-    level: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The session is over: every later call fails with this error."""
-
-    error: Exception
-
-
-Output = SendControl | SendData | Connect | Answer | Fail | CancelBatch | Narrate | Broken

@@ -70,13 +70,15 @@ class Uploads:
         sealed: Sealed,
         index: int,
         weight: float | None = None,
+        of: tuple[d.Addend, ...] | None = None,
     ) -> int:
-        """Queue a block; return the server that it goes to."""
+        """Queue a block, or a sum `of` some; return the server that it goes to."""
         server = self._layout.blocks[bid].server
         payload = sealed.payload
-        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight)
+        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight, of)
         data, order = SendData(server, message, payload), self._order(name, bid)
-        self._window(server).offer((name, bid), payload.nbytes, data, order)
+        label = (name, bid if of is None else -2 - bid)
+        self._window(server).offer(label, payload.nbytes, data, order)
         self.bytes_sent += payload.nbytes
         return server
 

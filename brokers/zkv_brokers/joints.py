@@ -1,0 +1,113 @@
+"""Sums that workers have made of their contributions, on one server (`zkv.topology`).
+
+Such a sum stands for the same block of all contributions that are in it, and each of them holds it
+as its own; so nothing else has to know of it, but for the sum at a commit. The log takes it apart
+again where the update will be another one (`Apart`). Part of one server's shard; knows no sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zkv import control as c
+from zkv import data_messages as d
+from zkv.dtypes import DTYPES, Array, all_finite
+from zkv.layout import Layout
+from zkv.wire import MODEL, ContributionId
+from zkv_brokers.aggregates import Joined
+from zkv_brokers.contributions import Contributions, Open
+from zkv_codecs.frames import aligned
+
+
+@dataclass(slots=True)
+class Joints:
+    """The sums of the update that is being made. `layout` and `contributions` are the shard's."""
+
+    layout: Layout
+    contributions: Contributions
+    senders: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By block, for each worker that has part in a sum, who has sent that. (incarnations)"""
+    _apart: set[tuple[int, int]] = field(default_factory=set)
+    """(incarnation, grant) of what has to come by itself."""
+
+    def put(
+        self, message: d.Push, payload: Array, members: set[int]
+    ) -> list[tuple[ContributionId, Open]] | str:
+        """Take a sum in and return the contributions that are in it, or why it is of no use.
+
+        None are returned if it comes too late to matter.
+        """
+        parts = message.of or ()
+        if any(self._is_late(part, members) for part in parts):
+            return []
+        block = self.layout.blocks.get(message.bid)
+        if block is None or not block.segments or not parts:
+            return f"there is no block {message.bid} here, or nothing is in its sum"
+        dtype = self.layout.dtype(block)
+        if payload.nbytes != block.size * dtype.wide.itemsize:
+            return f"the sum of block {block.bid} has {payload.nbytes} bytes"
+        values = aligned(payload).view(dtype.wide)
+        nan = self.layout.entries[block.segments[0].kid].spec.allow_nan
+        if not dtype.floating or not (nan or all_finite(values, DTYPES[dtype.wide.name])):
+            return f"the sum of block {block.bid} has NaN or Inf, or is of {dtype.name}"
+        names = frozenset(part.contribution for part in parts)
+        held = [self.contributions.at(part.contribution, part.grant) for part in parts]
+        pairs = list(zip(held, parts, strict=True))
+        if len(names) < len(parts) or any(_contradicts(*pair, block.bid) for pair in pairs):
+            return f"the sum of block {block.bid} is not made of what its workers have told"
+        found = [one.payloads.get(block.bid) for one in held]
+        if any(one is not None for one in found):
+            same = isinstance(found[0], Joined) and found[0].of == names
+            return [] if same else f"block {block.bid} has come in two sums"
+        joined = Joined(values, names)
+        for one, part in pairs:
+            one.payloads[block.bid] = joined
+            one.declared[block.bid] = part.weight
+        sender = message.contribution.incarnation
+        senders = self.senders.setdefault(block.bid, {})
+        senders.update({name.incarnation: sender for name in names})
+        return [(part.contribution, one) for one, part in pairs]
+
+    def _is_late(self, part: d.Addend, members: set[int]) -> bool:
+        """Whether a contribution is settled, or comes by itself, or is of nobody any more."""
+        name = part.contribution
+        return (
+            name.incarnation not in members
+            or name.group != MODEL
+            or (name.incarnation, part.grant) in self._apart
+            or self.contributions.is_settled(name, part.grant)
+        )
+
+    def take_apart(self, entry: c.Apart) -> set[ContributionId]:
+        """Forget the sums of these contributions, and what was reported of them; return them."""
+        self._apart = {
+            (incarnation, grant)
+            for incarnation, grant in self._apart
+            if not self.contributions.is_settled(ContributionId(incarnation, MODEL, 0), grant)
+        } | {(one.incarnation, one.grant) for one in entry.expected}
+        found = set()
+        for name, held in self.contributions.open.items():
+            if (name.incarnation, held.grant) not in self._apart or name.group != MODEL:
+                continue
+            for bid in [b for b, one in held.payloads.items() if isinstance(one, Joined)]:
+                del held.payloads[bid], held.declared[bid]
+            held.reported = False
+            found.add(name)
+        self.senders.clear()
+        return found
+
+    def is_handed_on(self, bid: int, incarnation: int) -> bool:
+        """Return whether another worker hands the next values of a block on to this one."""
+        sender = self.senders.get(bid, {}).get(incarnation)
+        return sender is not None and sender != incarnation
+
+    def committed(self) -> None:
+        """The update is made: later values of blocks go to everybody."""
+        self.senders.clear()
+
+
+def _contradicts(held: Open, part: d.Addend, bid: int) -> bool:
+    """Whether a contribution is not what a sum says of it."""
+    if held.grant != part.grant or held.void:
+        return True
+    return held.bids is not None and (bid not in held.bids or held.weight != part.weight)
