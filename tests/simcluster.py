@@ -394,9 +394,7 @@ class Sim:
                 case s.Narrate(_, text):
                     self.notes.append(f"{self.now:.2f} {route!r}: {text}")
 
-    def _to_peer(
-        self, route: bytes, address: str, message: d.Data, payload: Array | None
-    ) -> None:
+    def _to_peer(self, route: bytes, address: str, message: d.Data, payload: Array | None) -> None:
         """Let a worker's message reach another one, unless it is cut off."""
         target, header = address.rpartition("/")[2].encode(), encode_data(message)
         bits = None if payload is None else payload.view(np.uint8).copy()
@@ -824,10 +822,12 @@ class Sim:
                 apart, foreseen = False, entry.version
             elif isinstance(entry, c.Apart):
                 apart = True
-            elif isinstance(entry, c.Commit) and entry.group == MODEL:
-                if entry.version == foreseen and not apart and entry.version in self.joint:
-                    found[entry.version] = self.joint[entry.version]
+            elif entry == self._commit_of(foreseen) and not apart and foreseen in self.joint:
+                found[foreseen] = self.joint[foreseen]
         return found
+
+    def _commit_of(self, version: int) -> Any:
+        return next((one for one in self.commits() if one.version == version), None)
 
     def _added_up(self, key: str, made: list[Pushed], members: list[Member]) -> Array:
         """Return the mean in the order in which the members add up, of each block by itself."""

@@ -67,7 +67,17 @@ def leaves(router: Router, worker: Worker, out: Decisions) -> None:
     still compute."""
     model = router.groups.model
     if model is not None and router.hub.now - worker.leaving_at > LEAVING_S:
-        model.together.leaves(worker.number, model, out)
+        model.together.stops(worker.number, "leaves", model, out)
+
+
+def at_barrier(router: Router, worker: Worker, out: Decisions) -> None:
+    """A worker waits in a barrier: who has finished what it was granted there, waits for it."""
+    model = router.groups.model
+    if model is None:
+        return
+    expected = model.together.members.get(worker.number)
+    if expected is not None and not model.has_finished(worker.number, expected.grant):
+        model.together.stops(worker.number, "is at a barrier", model, out)
 
 
 def plain(router: Router) -> dict[str, Any]:

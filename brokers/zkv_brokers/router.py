@@ -227,6 +227,7 @@ class Router:
                 worker.barrier, worker.barrier_token = number, token
                 self.groups.begun.discard(worker.incarnation)
                 self.groups.draws.forget(worker)
+                meeting.at_barrier(self, worker, out)
                 self._settle_leavers(out)
             case c.Listens() | c.CutOff():
                 meeting.hear(self, worker, message, out)

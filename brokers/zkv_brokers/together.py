@@ -100,6 +100,8 @@ class Together:
         for one in workers:
             if group.holdings.is_on_demand(one.incarnation):
                 return f"{one} asks servers for what it needs"
+            if one.barrier_token and not group.has_finished(one.number, members[one.number]):
+                return f"{one} is at a barrier"
             if not one.address:
                 return f"{one} cannot be reached by other workers"
         return alone(self.topology, [Member(one.number, one.hello.host) for one in workers])
@@ -173,16 +175,22 @@ class Together:
         """Return whether a server has reported a contribution before it came apart there."""
         return index < self.apart.get((incarnation, grant), 0)
 
-    def leaves(self, number: int, group: Group, out: Decisions) -> None:
-        """A member wants to leave: it need not wait until the others have computed."""
+    def stops(self, number: int, why: str, group: Group, out: Decisions) -> None:
+        """A member will bring nothing under its grant for now, or does not wait for the others."""
         if self.version and number in self.members:
-            self.part(f"worker {number} leaves", group, out)
+            self._come_apart(f"worker {number} {why}", group, out)
 
     def cut_off(self, number: int, grant: int, why: str, group: Group, out: Decisions) -> None:
         """A member, or a server, cannot go on with the sums."""
         expected = self.members.get(number)
         if self.version and expected is not None and expected.grant == grant:
-            self.part(why, group, out)
+            self._come_apart(why, group, out)
+
+    def _come_apart(self, why: str, group: Group, out: Decisions) -> None:
+        """The update is the same, but blocks that were made of sums already have other bits than
+        those that will be made of gradients: an update has the one or the other."""
+        self.part(why, group, out)
+        group.ahead.drop(group, out)
 
     def committed(self, version: int) -> None:
         """The update is in the log."""

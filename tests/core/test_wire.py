@@ -54,7 +54,7 @@ def decode_packet(frame: bytes, *, by_broker: bool = False) -> c.Packet:
 
 
 def payload_bytes(message: d.Data) -> int | None:
-    return 8 if isinstance(message, d.Push | d.Block | d.Probe) else None
+    return 8 if isinstance(message, d.Push | d.Block | d.Probe | d.Pass) else None
 
 
 # --- round trips -----------------------------------------------------------------------------
@@ -405,7 +405,7 @@ def test_a_place_in_memory_may_stand_behind_an_empty_payload() -> None:
 @given(message=data_messages, size=st.integers(0, 100))
 def test_a_payload_stands_exactly_where_one_belongs(message: d.Data, size: int) -> None:
     header = d.encode_data(message)
-    wrong = None if isinstance(message, d.Push | d.Block | d.Probe) else size
+    wrong = None if isinstance(message, d.Push | d.Block | d.Probe | d.Pass) else size
     with pytest.raises(ProtocolError, match="payload frame"):
         d.decode_data(header, wrong)
 

@@ -23,15 +23,20 @@ class Term:
 
     values: Array | None
     of: tuple[d.Addend, ...] = ()
+    index: int = 0
+    """The log index that servers must have come to before they use it: the latest that one of these
+    workers knows of, as it may have changed a setting."""
     own: bool = False
     """Whether the array may be added into."""
 
 
-NOTHING = Term(None)
-
-
 def own_term(
-    layout: Layout, block: BlockSpec, stored: Array, addend: d.Addend, skipped: Sequence[int]
+    layout: Layout,
+    block: BlockSpec,
+    stored: Array,
+    addend: d.Addend,
+    skipped: Sequence[int],
+    index: int,
 ) -> Term:
     """Return what a member's own gradient of a block is to the sum.
 
@@ -46,7 +51,7 @@ def own_term(
             # Adding -0.0 changes no bit of a sum.
             values[start:stop] = -0.0
         start = stop
-    return Term(values, (addend,), own=True)
+    return Term(values, (addend,), index, own=True)
 
 
 @dataclass(slots=True)
@@ -107,11 +112,6 @@ class Round:
         self._done.add(bid)
         return total([terms[one] for one in route.sources])
 
-    @property
-    def unsent(self) -> list[int]:
-        """The blocks whose sums are not complete here."""
-        return [bid for bid in self.routes if bid not in self._done]
-
 
 def total(terms: Sequence[Term]) -> Term:
     """Return the sum of sums over the fixed tree of `zkv.sums`."""
@@ -123,4 +123,5 @@ def total(terms: Sequence[Term]) -> Term:
         return found if found is None or terms[at].own else found.copy()
 
     of = tuple(addend for term in terms for addend in term.of)
-    return Term(tree_sum(values, len(terms)), of, own=True)
+    index = max(term.index for term in terms)
+    return Term(tree_sum(values, len(terms)), of, index, own=True)

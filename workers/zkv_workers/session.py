@@ -45,7 +45,12 @@ class Session:
         self._told = Told(self._link, measuring=config.measures)
         self._probe = LinkProbe(config.measures, self._told.measured)
         self.together = Together(
-            self.layout, self._link, self.uploads, config, lambda *block: self.incoming.take(*block)
+            self.layout,
+            self._link,
+            self.uploads,
+            config,
+            lambda *block: self.incoming.take(*block),
+            lambda: self.made.index,
         )
         ways = (self.layout, self._link, self.uploads, self._answer, self._told.tell)
         self.made = Contributions(*ways, config.prefetch, self.together)

@@ -25,7 +25,7 @@ from zkv_workers import signals as s
 from zkv_workers.companions import Companions
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
-from zkv_workers.joint import NOTHING, Round, Term, own_term
+from zkv_workers.joint import Round, Term, own_term
 from zkv_workers.transfers import Uploads
 
 VERSIONS = 4
@@ -51,8 +51,11 @@ class _Mine:
 
 
 class Together:
-    """All grants whose gradients may be added up with others'. `deliver` takes a block as if its
-    server had sent it."""
+    """All grants whose gradients may be added up with others'.
+
+    `deliver` takes a block as if its server had sent it; `index()` is the log index at which
+    servers know all that this worker knows.
+    """
 
     def __init__(
         self,
@@ -61,9 +64,9 @@ class Together:
         uploads: Uploads,
         config: SessionConfig,
         deliver: Callable[[d.Block, Array, float], None],
+        index: Callable[[], int],
     ) -> None:
         self.companions = Companions(config)
-        self.index = 0
         self.rounds = 0
         self.came_apart = 0
         self.delivered_bytes = 0
@@ -72,6 +75,7 @@ class Together:
         self._link = link
         self._uploads = uploads
         self._deliver = deliver
+        self._index = index
         self._grants: dict[int, _Mine] = {}
         self._rounds: dict[int, Round] = {}
         """The last updates that were added up, or are, by the versions that they lead to, whose
@@ -112,7 +116,6 @@ class Together:
 
     def hear(self, message: c.Together | c.Separate, now: float) -> None:
         """The broker says where what a grant brings goes."""
-        self.index = max(self.index, message.index)
         mine = self._grants.get(message.grant)
         if mine is None:
             return
@@ -164,7 +167,7 @@ class Together:
             self._rounds.pop(made.version, None)
         if name is not None:
             for bid, (sealed, weight) in mine.blocks.items():
-                self._uploads.push(name, mine.grant, bid, sealed, self.index, weight)
+                self._uploads.push(name, mine.grant, bid, sealed, self._index(), weight)
         mine.blocks.clear()
 
     def cancel(self, grant: int) -> None:
@@ -223,13 +226,13 @@ class Together:
             self._link.send(c.CutOff(mine.grant, why))
             return
         if mine.round.routes[bid].alone:
-            self._uploads.push(mine.name, mine.grant, bid, sealed, self.index, weight)
+            self._uploads.push(mine.name, mine.grant, bid, sealed, self._index(), weight)
             return
         block = self._layout.blocks[bid]
         stored = sealed.payload.view(self._layout.dtype(block).stored)
         skipped = () if mine.finished is None else mine.finished[1]
         addend = d.Addend(mine.name, mine.grant, weight)
-        term = own_term(self._layout, block, stored, addend, skipped)
+        term = own_term(self._layout, block, stored, addend, skipped, self._index())
         self._add(mine, mine.round, bid, mine.round.me, term)
 
     def _give_rest(self, mine: _Mine) -> None:
@@ -240,7 +243,7 @@ class Together:
         for bid, (sealed, _) in list(mine.blocks.items()):
             self._give(mine, bid, sealed, weight)
         for bid in mine.round.routes.keys() - mine.blocks.keys():
-            self._add(mine, mine.round, bid, mine.round.me, NOTHING)
+            self._add(mine, mine.round, bid, mine.round.me, Term(None, index=self._index()))
 
     def _add(self, mine: _Mine, made: Round, bid: int, number: int, term: Term) -> None:
         """Take a term in, and send on what all terms that come here add up to."""
@@ -251,11 +254,11 @@ class Together:
         if route.target is not None:
             target = made.companions[route.target].incarnation
             values = NO_VALUES if found.values is None else found.values
-            message = d.Push(name, mine.grant, bid, "none", self.index, of=found.of)
+            message = d.Push(name, mine.grant, bid, "none", found.index, of=found.of)
             self.companions.send(target, (name, bid), message, values, (made.version, bid))
         elif found.values is not None:
             sealed = Sealed(found.values)
-            self._uploads.push(name, mine.grant, bid, sealed, self.index, of=found.of)
+            self._uploads.push(name, mine.grant, bid, sealed, found.index, of=found.of)
 
     # --- other workers -----------------------------------------------------------------------
 
@@ -295,7 +298,8 @@ class Together:
             why = f"worker {number} has sent {payload.nbytes} bytes for block {block.bid}"
             self._link.send(c.CutOff(mine.grant, why))
             return
-        term = Term(aligned(payload).view(wide), of) if of else NOTHING
+        values = aligned(payload).view(wide) if of else None
+        term = Term(values, of, message.index)
         self._add(mine, made, message.bid, number, term)
 
     # --- values ------------------------------------------------------------------------------
@@ -355,7 +359,7 @@ class Together:
             for mine in self._grants.values():
                 made = mine.round
                 number = -1 if made is None else made.number(who)
-                if number >= 0 and made is not None and made.unsent:
+                if number >= 0 and made is not None:
                     why = f"worker {number} at {made.companions[number].address} does not answer"
                     self._link.send(c.CutOff(mine.grant, why))
 
@@ -372,7 +376,6 @@ class Together:
         self._passed.clear()
         self._ahead.clear()
         self._rounds.clear()
-        self.index = 0
 
     def plain(self) -> dict[str, int]:
         """Return the figures as plain data."""
