@@ -156,13 +156,7 @@ class Group(Book):
             )
 
     def held(
-        self,
-        name: ContributionId,
-        number: int,
-        grant: int,
-        server: int,
-        out: Decisions,
-        index: int = 0,
+        self, name: ContributionId, number: int, grant: int, server: int, index: int, out: Decisions
     ) -> None:
         """A server says that it holds its part of a contribution, at this index of the log."""
         if self.is_over(name.incarnation, grant) or self.together.is_stale(

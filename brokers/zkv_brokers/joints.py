@@ -7,6 +7,7 @@ again where the update will be another one (`Apart`). Part of one server's shard
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from zkv import control as c
@@ -78,23 +79,32 @@ class Joints:
             or self.contributions.is_settled(name, part.grant)
         )
 
-    def take_apart(self, entry: c.Apart) -> set[ContributionId]:
-        """Forget the sums of these contributions, and what was reported of them; return them."""
+    def take_apart(
+        self, entry: c.Apart, to_report: Sequence[tuple[ContributionId, int]]
+    ) -> list[tuple[ContributionId, int]]:
+        """Forget the sums of these contributions, and what was reported of them.
+
+        Return what is to be reported instead of `to_report`, each with its grant: what is said from
+        here on has to be true behind this entry.
+        """
         self._apart = {
             (incarnation, grant)
             for incarnation, grant in self._apart
             if not self.contributions.is_settled(ContributionId(incarnation, MODEL, 0), grant)
         } | {(one.incarnation, one.grant) for one in entry.expected}
-        found = set()
-        for name, held in self.contributions.open.items():
-            if (name.incarnation, held.grant) not in self._apart or name.group != MODEL:
-                continue
+        self.senders.clear()
+        found = [
+            (name, held)
+            for name, held in self.contributions.open.items()
+            if (name.incarnation, held.grant) in self._apart and name.group == MODEL
+        ]
+        for _, held in found:
             for bid in [b for b, one in held.payloads.items() if isinstance(one, Joined)]:
                 del held.payloads[bid], held.declared[bid]
-            held.reported = False
-            found.add(name)
-        self.senders.clear()
-        return found
+            held.reported = held.complete and not held.void
+        names = {name for name, _ in found}
+        kept = [one for one in to_report if one[0] not in names]
+        return kept + [(name, held.grant) for name, held in found if held.reported]
 
     def is_handed_on(self, bid: int, incarnation: int) -> bool:
         """Return whether another worker hands the next values of a block on to this one."""

@@ -245,7 +245,7 @@ class Router:
                         self._seeded(self.catalog.held(name.batch, server.index), out)
                     elif (worker := self.members.workers.get(name.incarnation)) is not None:
                         group = self.groups[name.group]
-                        group.held(name, worker.number, grant, server.index, out, message.index)
+                        group.held(name, worker.number, grant, server.index, message.index, out)
                 self._settle_leavers(out)
             case c.Void(contribution=name, grant=grant, key=key, reason=reason):
                 worker = self.members.workers.get(name.incarnation)

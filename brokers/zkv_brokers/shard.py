@@ -165,11 +165,7 @@ class Shard:
                         self.grants.fill(block, version, self.store.blocks[block.bid].current)
                     self.joints.committed()
             case c.Apart():
-                names = self.joints.take_apart(entry)
-                # What is reported from here on has to be true behind this entry.
-                self._held = [one for one in self._held if one[0] not in names]
-                for name in names:
-                    self._report_if_held(name, self.contributions.open[name])
+                self._held = self.joints.take_apart(entry, self._held)
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
                 self.contributions.discard(incarnation, group, grant, batch)
                 if batch == NO_BATCH:

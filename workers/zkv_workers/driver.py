@@ -38,6 +38,7 @@ from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_ad
 from zkv_workers import signals as s
 from zkv_workers.choosing import Traffic
 from zkv_workers.config import ROUTES, SessionConfig
+from zkv_workers.peers import Peers
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.session import Session
 
@@ -87,6 +88,9 @@ class Driver:
             self._context.term()
             raise
         self._control = FdSocket(socket, self._from_broker)
+        self.peers = Peers(
+            self._context, config.shared_bytes, self._from_peer, self.flush, self._me
+        )
         self._closed = False
         self._made_at = now()
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -187,6 +191,15 @@ class Driver:
                         self._offer(server, message)
                 case s.Connect(servers, broker_data):
                     self._connect(dict(servers), broker_data)
+                case s.SendPeer(incarnation, address, message, payload):
+                    self.peers.send(incarnation, address, message, payload)
+                case s.DropPeer(incarnation):
+                    self.peers.drop(incarnation)
+                case s.Listen():
+                    # Who lets all data pass through the broker reaches nobody else.
+                    broker = self.session.config.broker
+                    address = "" if self._route == "broker" else self.peers.listen(broker)
+                    self._loop.call_soon(self.feed, s.Listening(address))
                 case s.Answer(token, value):
                     future = self._futures.pop(token, None)
                     if future is not None and not future.done():
@@ -275,8 +288,18 @@ class Driver:
         if came and not self._closed:
             self.session.take(s.FromServer(message, payload), now())
 
+    def _me(self) -> tuple[int, int]:
+        """Return this worker's incarnation, and the term of its broker."""
+        member = self.session.member
+        return (0, 0) if member is None else (member.incarnation, member.term)
+
+    def _from_peer(self, message: Data, payload: Any) -> None:
+        if not self._closed:
+            self.session.take(s.FromPeer(message, payload), now())
+
     def _tick(self) -> None:
         if not self._closed:
+            self.peers.tick()
             self._timer = self._loop.call_later(TICK_S, self._tick)
             self.nearby.turn()
             self.feed(s.Tick(self.nearby.transport))
@@ -290,6 +313,7 @@ class Driver:
         self._control.close(LINGER_MS)
         for socket in set(self._data.values()):
             socket.close(LINGER_MS)
+        self.peers.close()
         self._context.destroy(linger=LINGER_MS)
         self.nearby.close()
         for future in list(self._futures.values()):
