@@ -51,11 +51,12 @@ class Topology:
         return f"{first};pin:*=0{semicolon}{rest}"
 
     def pieces(self, blocks: int, workers: int) -> int:
-        """Return into how many blocks a key is cut that would be cut into `blocks`.
+        """Return into how many equal blocks a key is cut that would be cut into `blocks`; 0: into
+        blocks of the usual size, and a rest.
 
         On a ring each member sums up an equal part, so there are as many blocks for each of them.
         """
-        return -(-blocks // workers) * workers if self.name == RING else blocks
+        return -(-blocks // workers) * workers if self.name == RING else 0
 
 
 def topology(text: str) -> Topology:

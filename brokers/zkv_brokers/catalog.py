@@ -50,7 +50,7 @@ class Catalog:
 
     `block_bytes`: the size of blocks; 0: by the link of the worker that initialises. `places` is
     the text of a placement, whose pins may name servers by what `names` returns, by number.
-    `pieces(n)`: into how many blocks a key is cut that would be cut into n.
+    `pieces(n)`: into how many equal blocks a key is cut that would be cut into n; 0: it is not.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Catalog:
         block_bytes: int = 0,
         places: str = "by_size",
         names: Callable[[], Sequence[str]] = tuple,
-        pieces: Callable[[int], int] = lambda blocks: blocks,
+        pieces: Callable[[int], int] = lambda blocks: 0,
     ) -> None:
         self.layout = layout
         self.placement = placement(places)
@@ -225,9 +225,8 @@ class Catalog:
                 return self._block_bytes or BLOCK_BYTES
             itemsize = DTYPES[entry.spec.dtype].itemsize
             size, most = size_of(entry.spec), max(1, measured // itemsize)
-            if (cut := self._pieces(-(-size // most))) > -(-size // most):
-                return -(-size // cut) * itemsize
-            return measured
+            cut = self._pieces(-(-size // most))
+            return -(-size // cut) * itemsize if cut else measured
 
         loads = self._loads(entries)
         return plan(

@@ -224,7 +224,7 @@ class Contributions:
         self.uploads.forget(held.name, now if fate.version is not None else None)
         self.counts[fate.outcome] += 1
         if group == MODEL:
-            self._together.settled(held.grant)
+            self._together.settled(held.grant, counted=fate.version is not None)
         if fate.version is not None and group == MODEL:
             self.staleness[fate.version - 1 - held.base] += 1
             self.counts["samples"] += held.samples

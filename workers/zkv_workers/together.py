@@ -67,7 +67,7 @@ class Together:
         index: Callable[[], int],
     ) -> None:
         self.companions = Companions(config)
-        self.rounds = 0
+        self.added_up = 0
         self.came_apart = 0
         self.delivered_bytes = 0
         """Of values that came from other workers in the place of a server."""
@@ -127,7 +127,6 @@ class Together:
         except ValueError as error:
             self._link.send(c.CutOff(message.grant, str(error)))
             return
-        self.rounds += 1
         mine.round = self._rounds[made.version] = made
         others = {
             one.incarnation: one.address
@@ -161,7 +160,7 @@ class Together:
         mine.apart = True
         if made is not None:
             mine.round = None
-            self.came_apart += 1
+            self.came_apart += bool(mine.given)
             if name is not None:
                 self.companions.forget((name, bid) for bid in made.routes)
             self._rounds.pop(made.version, None)
@@ -175,9 +174,10 @@ class Together:
         self._grants.pop(grant, None)
         self._ahead = {v: g for v, g in self._ahead.items() if g != grant}
 
-    def settled(self, grant: int) -> None:
+    def settled(self, grant: int, *, counted: bool) -> None:
         """What a grant has brought has met its fate."""
-        self._grants.pop(grant, None)
+        mine = self._grants.pop(grant, None)
+        self.added_up += counted and mine is not None and mine.round is not None
 
     # --- what this worker brings -----------------------------------------------------------------
 
@@ -380,7 +380,7 @@ class Together:
     def plain(self) -> dict[str, int]:
         """Return the figures as plain data."""
         return {
-            "updates": self.rounds - self.came_apart,
+            "updates": self.added_up,
             "came_apart": self.came_apart,
             "bytes_to_workers": self.companions.sent_bytes,
             "bytes_from_workers": self.companions.received_bytes,
