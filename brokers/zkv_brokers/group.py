@@ -186,7 +186,7 @@ class Group(Book):
         number = next((n for n, i in self.incarnations.items() if i == name.incarnation), -1)
         if self.ahead.members.get(number) == grant:
             self.ahead.drop(self, out)
-        self.together.cut_off(number, grant, f"worker {number} withdraws a batch", self, out)
+        self.together.stops(number, "withdraws a batch", self, out)
         self.arrivals.pop(name, None)
         out.log(c.Discard(name.incarnation, self.group, grant, name.batch))
 

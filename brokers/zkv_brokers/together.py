@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from zkv_brokers.members import Worker
 
 
+RETRY = "; sums are tried again at version "
+RESTS_MAX = 256
+"""After sums that could not be finished so many updates go to the servers at most."""
+
+
 @dataclass(slots=True)
 class Together:
     """One group's update that is added up among workers, if it is, and who waits to hear so."""
@@ -41,6 +46,10 @@ class Together:
     """The grants whose gradients wait, (worker number, grant), and their incarnations."""
     apart: dict[tuple[int, int], int] = field(default_factory=dict)
     """(incarnation, grant) of what came apart, and the log index from which on it is held anew."""
+    failures: int = 0
+    """How often in a row sums could not be finished though nobody was lost."""
+    again_at: int = 0
+    """The version at which they are tried again: a link that is broken costs seconds each time."""
     updates: int = 0
     came_apart: int = 0
     why: str = ""
@@ -93,6 +102,8 @@ class Together:
             return "a member sends to the servers already"
         if why := self.never(group):
             return why
+        if group.ahead.version < self.again_at:
+            return f"{self.why.split(RETRY)[0]}{RETRY}{self.again_at}"
         found = [self.find(group.incarnations[number]) for number in sorted(members)]
         workers = [one for one in found if one is not None]
         if len(workers) < len(members):
@@ -184,6 +195,8 @@ class Together:
         """A member, or a server, cannot go on with the sums."""
         expected = self.members.get(number)
         if self.version and expected is not None and expected.grant == grant:
+            self.failures += 1
+            self.again_at = self.version + min(2**self.failures, RESTS_MAX)
             self._come_apart(why, group, out)
 
     def _come_apart(self, why: str, group: Group, out: Decisions) -> None:
@@ -195,7 +208,7 @@ class Together:
     def committed(self, version: int) -> None:
         """The update is in the log."""
         if self.version == version:
-            self.updates += 1
+            self.updates, self.failures = self.updates + 1, 0
             self.version, self.members = 0, {}
 
     def plain(self) -> dict[str, object]:
