@@ -256,7 +256,7 @@ class Sim:
         if model is not None and model.together.version:
             workers = self.router.members.workers
             self.joint[model.together.version] = [
-                Member(number, workers[one.incarnation].hello.host)
+                Member(number, workers[one.incarnation].machine)
                 for number, one in model.together.members.items()
             ]
         for action in actions:
@@ -379,7 +379,8 @@ class Sim:
                         ),
                     )
                 case s.Listen():
-                    listening = s.Listening(f"tcp://sim/{route.decode()}")
+                    host = worker.session.config.host
+                    listening = s.Listening(f"tcp://sim/{route.decode()}", host)
                     self.later(0.0, lambda e=listening: self.feed(route, worker, e))
                 case s.SendPeer(_, address, message, payload):
                     self._to_peer(route, address, message, payload)

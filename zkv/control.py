@@ -178,6 +178,8 @@ class Listens(Frozen, frozen=True, tag=55):
     """Worker to broker: other workers reach me here ("": they cannot)."""
 
     address: Name
+    machine: Name
+    """Alike for workers that are on one machine and see each other on loopback."""
 
 
 class CutOff(Frozen, frozen=True, tag=56):

@@ -91,6 +91,7 @@ class Companion(Frozen, frozen=True):
     incarnation: UInt
     grant: UInt
     host: Name
+    """Alike for those of one machine."""
     address: Name
 
 

@@ -45,7 +45,7 @@ def prepare(router: Router, model: Group) -> None:
 def hear(router: Router, worker: Worker, message: c.Listens | c.CutOff, out: Decisions) -> None:
     """A worker says where others reach it, or that it cannot go on with sums."""
     if isinstance(message, c.Listens):
-        worker.address = message.address
+        worker.address, worker.machine = message.address, message.machine
         return
     why = f"{worker}: {message.reason}"
     router.hub.note("warning", f"what workers have added up comes apart: {why}")

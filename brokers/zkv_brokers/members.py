@@ -34,6 +34,8 @@ class Worker:
     """How payloads go between it and its servers, as it told last."""
     address: str = ""
     """Where other workers reach it; "": they do not."""
+    machine: str = ""
+    """Alike for workers of one machine, whatever they call it."""
 
     def __str__(self) -> str:
         return (

@@ -115,7 +115,7 @@ class Together:
                 return f"{one} is at a barrier"
             if not one.address:
                 return f"{one} cannot be reached by other workers"
-        return alone(self.topology, [Member(one.number, one.hello.host) for one in workers])
+        return alone(self.topology, [Member(one.number, one.machine) for one in workers])
 
     def _begin(self, members: dict[int, int], group: Group, out: Decisions) -> list[Arrival]:
         self.version = group.ahead.version
@@ -126,8 +126,8 @@ class Together:
             self.members[number] = c.Expected(incarnation, grant)
             worker = self.find(incarnation)
             assert worker is not None
-            host, address = worker.hello.host, worker.address
-            companions.append(c.Companion(number, incarnation, grant, host, address))
+            where = worker.machine, worker.address
+            companions.append(c.Companion(number, incarnation, grant, *where))
         for one in companions:
             told = c.Together(one.grant, self.version, str(self.topology), companions, out.index)
             out.tell(one.incarnation, told)

@@ -456,7 +456,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Finish(NAME, 4, 32.0, 0.5, 4096),
     c.Accounts([c.Account(0, "int8+ef", 400, 104, 0.25, 1.5, "a slow link")]),
     c.Accounts([], Spent(3, 2.0, 0.5, 1.0, 0.125, 0.125, 0.0, 0.25, 0.5, 64.5, (("bsp", 0.25),))),
-    c.Listens("tcp://10.0.0.7:6001"),
+    c.Listens("tcp://10.0.0.7:6001", "boot-7 net:[4026531840]"),
     c.CutOff(4, "worker 1 does not answer"),
     c.Withdraw(NAME, 4),
     c.Received(0, 4),

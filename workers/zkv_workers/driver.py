@@ -38,7 +38,7 @@ from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_ad
 from zkv_workers import signals as s
 from zkv_workers.choosing import Traffic
 from zkv_workers.config import ROUTES, SessionConfig
-from zkv_workers.peers import Peers
+from zkv_workers.peers import Peers, machine
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.session import Session
 
@@ -199,7 +199,7 @@ class Driver:
                     # Who lets all data pass through the broker reaches nobody else.
                     broker = self.session.config.broker
                     address = "" if self._route == "broker" else self.peers.listen(broker)
-                    self._loop.call_soon(self.feed, s.Listening(address))
+                    self._loop.call_soon(self.feed, s.Listening(address, machine()))
                 case s.Answer(token, value):
                     future = self._futures.pop(token, None)
                     if future is not None and not future.done():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -30,6 +31,7 @@ from zkv.dtypes import Array
 from zkv.errors import ConfigError, ProtocolError
 from zkv.wire import split_route
 from zkv_net import loop as net
+from zkv_net import nearby
 from zkv_net.nearby import Nearby, payload_bytes
 from zkv_net.sockets import FdSocket, bind, connect, join_address, new_socket
 
@@ -161,6 +163,18 @@ class Peers:
         if self._listener is not None:
             self._listener.close(LINGER_MS)
         self.nearby.close()
+
+
+def machine() -> str:
+    """Return what workers have in common that are on one machine and see each other on loopback.
+
+    Hosts that only look alike (containers of one image, say) differ in it.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return net.host_name()
+    return f"{boot} {nearby.machine()}"
 
 
 def _sender(message: Data) -> int:

@@ -240,6 +240,8 @@ class Listening:
     """Other workers reach this one here; "": they cannot."""
 
     address: str
+    machine: str = ""
+    """Alike for workers of one machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,7 +265,7 @@ class Together:
     def take(self, event: s.Listening | s.FromPeer, now: float) -> None:
         """Something has come of another worker, or they can reach this one."""
         if isinstance(event, s.Listening):
-            self._link.send(c.Listens(event.address))
+            self._link.send(c.Listens(event.address, event.machine))
             return
         message, payload = event.message, event.payload
         if isinstance(message, d.Took):
