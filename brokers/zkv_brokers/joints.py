@@ -49,8 +49,10 @@ class Joints:
             return f"the sum of block {block.bid} has {payload.nbytes} bytes"
         values = aligned(payload).view(dtype.wide)
         nan = self.layout.entries[block.segments[0].kid].spec.allow_nan
-        if not dtype.floating or not (nan or all_finite(values, DTYPES[dtype.wide.name])):
-            return f"the sum of block {block.bid} has NaN or Inf, or is of {dtype.name}"
+        if not dtype.floating:
+            return f"block {block.bid} is of {dtype.name}, which comes one by one"
+        if not nan and not all_finite(values, DTYPES[dtype.wide.name]):
+            return f"the sum of block {block.bid} has NaN or Inf"
         names = frozenset(part.contribution for part in parts)
         held = [self.contributions.at(part.contribution, part.grant) for part in parts]
         pairs = list(zip(held, parts, strict=True))
