@@ -32,6 +32,8 @@ class Worker:
     """Where its time has gone, as it told last."""
     transport: str = ""
     """How payloads go between it and its servers, as it told last."""
+    link_rate: float = 0.0
+    """What its way to a server carries, in bytes per second, as it has measured; 0.0: not known."""
     address: str = ""
     """Where other workers reach it; "": they do not."""
     machine: str = ""

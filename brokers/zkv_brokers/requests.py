@@ -48,6 +48,7 @@ def offer(router: Router, worker: Worker, message: c.Offer, out: Decisions) -> N
         ZkvError: the keys contradict those that there are, or cannot be placed.
     """
     plain = message.plain or router.groups.model is not None
+    worker.link_rate = message.link_rate or worker.link_rate
     taken = router.catalog.offer(
         worker.incarnation,
         message,
@@ -314,6 +315,7 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
             "time": worker.spent.to_plain() if worker.spent is not None else None,
             "transport": worker.transport,
+            "link_rate": worker.link_rate,
             "waiting": _waiting(router, worker),
         }
         for worker in router.members.workers.values()

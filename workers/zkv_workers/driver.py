@@ -179,6 +179,7 @@ class Driver:
         """Carry out what the inputs of this turn led to."""
         if self._closed:
             return
+        self.peers.turn += 1
         for action in self.session.turn_over(now()):
             match action:
                 case s.SendControl(frame):

@@ -61,6 +61,8 @@ class Peers:
         self._sockets: dict[int, tuple[str, FdSocket]] = {}
         self._routes: dict[int, list[bytes]] = {}
         self._listener: FdSocket | None = None
+        self.turn = 0
+        """Of the loop: what is sent in one turn to several workers may be the same values."""
         self._address = ""
         self.nearby = Nearby(self._post, time.monotonic, shared_bytes)
 
@@ -89,7 +91,7 @@ class Peers:
         if known is None or known[0] != address:
             self.drop(peer)
             self._dial(peer, address)
-        self.nearby.send(peer, encode_data(message), payload)
+        self.nearby.send(peer, encode_data(message), payload, self.turn)
 
     def _dial(self, peer: int, address: str) -> None:
         socket = new_socket(self._context, zmq.DEALER, data=True)
