@@ -13,7 +13,7 @@ next, and M/N to the servers, which send as much.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,14 +58,14 @@ class Site:
         return [Member(rank, str(host)) for rank, host in enumerate(self.workers)]
 
 
-Flows = Counter[tuple[int, int]]
+Flows = defaultdict[tuple[int, int], float]
 """Bytes of an update, from host to host."""
 
 
 def flows(name: str, site: Site, size_bytes: float) -> Flows:
     """Return what goes from host to host in one update of so many bytes."""
     checked("size_bytes", size_bytes, 0)
-    found: Flows = Counter()
+    found: Flows = defaultdict(float)
     servers = site.servers[:1] if name == ONE_SERVER else site.servers
 
     def both_ways(host: int, nbytes: float) -> None:
@@ -114,7 +114,7 @@ class Cost:
 def cost(name: str, site: Site, size_bytes: float) -> Cost:
     """Return what one update of so many bytes takes under the topology of this name."""
     found = flows(name, site, size_bytes)
-    loads: Counter[tuple[int, str]] = Counter()
+    loads: defaultdict[tuple[int, str], float] = defaultdict(float)
     for (source, target), nbytes in found.items():
         if source == target:
             loads[source, "memory"] += nbytes
