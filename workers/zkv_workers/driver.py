@@ -88,7 +88,7 @@ class Driver:
             self._context.term()
             raise
         self._control = FdSocket(socket, self._from_broker)
-        self.peers = Peers(
+        self.others = Peers(
             self._context, config.shared_bytes, self._from_peer, self.flush, self._me
         )
         self._closed = False
@@ -179,7 +179,7 @@ class Driver:
         """Carry out what the inputs of this turn led to."""
         if self._closed:
             return
-        self.peers.turn += 1
+        self.others.turn += 1
         for action in self.session.turn_over(now()):
             match action:
                 case s.SendControl(frame):
@@ -193,13 +193,13 @@ class Driver:
                 case s.Connect(servers, broker_data):
                     self._connect(dict(servers), broker_data)
                 case s.SendPeer(incarnation, address, message, payload):
-                    self.peers.send(incarnation, address, message, payload)
+                    self.others.send(incarnation, address, message, payload)
                 case s.DropPeer(incarnation):
-                    self.peers.drop(incarnation)
+                    self.others.drop(incarnation)
                 case s.Listen():
                     # Who lets all data pass through the broker reaches nobody else.
                     broker = self.session.config.broker
-                    address = "" if self._route == "broker" else self.peers.listen(broker)
+                    address = "" if self._route == "broker" else self.others.listen(broker)
                     self._loop.call_soon(self.feed, s.Listening(address, machine()))
                 case s.Answer(token, value):
                     future = self._futures.pop(token, None)
@@ -300,7 +300,7 @@ class Driver:
 
     def _tick(self) -> None:
         if not self._closed:
-            self.peers.tick()
+            self.others.tick()
             self._timer = self._loop.call_later(TICK_S, self._tick)
             self.nearby.turn()
             self.feed(s.Tick(self.nearby.transport))
@@ -314,7 +314,7 @@ class Driver:
         self._control.close(LINGER_MS)
         for socket in set(self._data.values()):
             socket.close(LINGER_MS)
-        self.peers.close()
+        self.others.close()
         self._context.destroy(linger=LINGER_MS)
         self.nearby.close()
         for future in list(self._futures.values()):

@@ -211,7 +211,7 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
         "transport": driver.nearby.transport,
         "bytes_up": session.uploads.bytes_sent,
         "bytes_down": session.downloads.bytes_received - session.together.delivered_bytes,
-        "topology": session.together.plain() | {"transport": driver.peers.nearby.transport},
+        "topology": session.together.plain() | {"transport": driver.others.nearby.transport},
         "bytes_unacknowledged": session.uploads.unacknowledged(),
         "sent": session.uploads.flights.plain(),
         "time": ledger.meter.spent(peak_mib()).to_plain(),
