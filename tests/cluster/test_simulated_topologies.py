@@ -187,6 +187,16 @@ def test_who_cannot_reach_another_worker_makes_an_update_come_apart(
     assert {one.rpartition(" ")[2] for one in told} == {"3", "7", "15"}
 
 
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_nobody_waits_for_values_that_were_to_come_from_who_has_left(name: str) -> None:
+    """Workers leave one after the other: what they were to hand on is asked for at once, not after
+    the 2 s in which it might still come."""
+    for seed in range(6):
+        sim = simulate(seed, Options(topology=name, workers=4, uneven=True))
+        assert figures(sim).updates
+        assert sim.now < 2.0, sim.story()
+
+
 def test_a_policy_that_needs_all_comes_back_and_sums_with_it() -> None:
     for seed in range(12):
         sim = Sim(seed, Options(topology="ring", workers=3, batches=9))

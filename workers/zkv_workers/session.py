@@ -49,7 +49,7 @@ class Session:
             self._link,
             self.uploads,
             config,
-            lambda *block: self.incoming.take(*block),
+            lambda: self.incoming,
             lambda: self.made.index,
         )
         ways = (self.layout, self._link, self.uploads, self._answer, self._told.tell)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
 from zkv_workers.joint import Round, Term, own_term
 from zkv_workers.transfers import Uploads
+
+if TYPE_CHECKING:
+    from zkv_workers.incoming import Incoming
 
 VERSIONS = 4
 """Values of so many versions may be on their way from worker to worker: of the one that the present
@@ -53,7 +57,7 @@ class _Mine:
 class Together:
     """All grants whose gradients may be added up with others'.
 
-    `deliver` takes a block as if its server had sent it; `index()` is the log index at which
+    `incoming()` takes a block as if its server had sent it; `index()` is the log index at which
     servers know all that this worker knows.
     """
 
@@ -63,7 +67,7 @@ class Together:
         link: Link,
         uploads: Uploads,
         config: SessionConfig,
-        deliver: Callable[[d.Block, Array, float], None],
+        incoming: Callable[[], Incoming],
         index: Callable[[], int],
     ) -> None:
         self.companions = Companions(config)
@@ -74,7 +78,8 @@ class Together:
         self._layout = layout
         self._link = link
         self._uploads = uploads
-        self._deliver = deliver
+        self._incoming = incoming
+        self._patience_s = config.resend_s
         self._index = index
         self._grants: dict[int, _Mine] = {}
         self._rounds: dict[int, Round] = {}
@@ -120,6 +125,8 @@ class Together:
         if mine is None:
             return
         if isinstance(message, c.Separate):
+            if mine.round is not None:
+                self._ask(now)
             self._separate(mine)
             return
         try:
@@ -133,7 +140,10 @@ class Together:
             for one in message.members
             if one.incarnation != self.incarnation
         }
-        self._out += self.companions.meet(others)
+        gone = self.companions.meet(others)
+        if gone:
+            self._ask(now)
+        self._out += gone
         for bid, (sealed, weight) in list(mine.blocks.items()):
             self._give(mine, bid, sealed, weight)
         self._give_rest(mine)
@@ -340,6 +350,12 @@ class Together:
             name, who = (made.version, bid), made.companions[number].incarnation
             self.companions.send(who, name, message, values, name)
 
+    def _ask(self, now: float) -> None:
+        """Somebody may have gone with values that he was to hand on: ask servers for them at
+        once."""
+        late = now + self._patience_s
+        self._out += self._incoming().downloads.overdue(self.incarnation, late)
+
     def _take_in(self, grant: int, version: int, bid: int, values: Array, now: float) -> None:
         """Use a block as if its server had sent it, under a grant that is ahead of the log: others
         hand on no values but those."""
@@ -348,7 +364,7 @@ class Together:
             me = self.incarnation
             message = d.Block(block.server, me, MODEL, grant, version, bid, "none", [])
             self.delivered_bytes += values.nbytes
-            self._deliver(message, values, now)
+            self._incoming().take(message, values, now)
 
     # --- time --------------------------------------------------------------------------------
 
@@ -356,6 +372,7 @@ class Together:
         """Time has passed: who does not answer is given up."""
         for who in self.companions.lost(now):
             self._out.append(s.DropPeer(who))
+            self._ask(now)
             for mine in self._grants.values():
                 made = mine.round
                 number = -1 if made is None else made.number(who)
