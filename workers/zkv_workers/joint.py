@@ -102,8 +102,11 @@ class Round:
 
         What comes twice, or is not due here, changes nothing.
         """
-        route, terms = self.routes.get(bid), self._terms.setdefault(bid, {})
-        if route is None or number not in route.sources or number in terms or bid in self._done:
+        route = self.routes.get(bid)
+        if route is None or number not in route.sources or bid in self._done:
+            return None
+        terms = self._terms.setdefault(bid, {})
+        if number in terms:
             return None
         terms[number] = term
         if len(terms) < len(route.sources):

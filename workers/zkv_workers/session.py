@@ -278,7 +278,7 @@ class Session:
                 self.made.plain.regrouped(kid, group)
                 self.made.next_plain(group)
             case c.Granted():
-                self.together.granted(message, self.now)
+                self.together.granted(message)
                 self.incoming.granted(message, self.now)
                 self._begun()
             case c.Exhausted():

@@ -87,11 +87,10 @@ class Together:
         values are handed on."""
         self._ahead: dict[int, int] = {}
         """My grants of versions that the log has not reached, by version."""
-        self._early: dict[tuple[int, int], list[tuple[d.Push, Array]]] = {}
-        """Sums that came before the broker's word, by their sender and its grant."""
-        self._passed: dict[int, dict[int, Array | None]] = {}
-        """Values that others have handed on, by version and block, until it is known what for;
-        then None."""
+        self._early: dict[tuple[int, int], dict[int, tuple[d.Push, Array]]] = {}
+        """Sums that came before the broker's word, by their sender and its grant, and by block."""
+        self._passed: dict[int, set[int]] = {}
+        """The blocks that others have handed on, by version."""
         self._out: list[s.Output] = []
 
     @property
@@ -107,7 +106,7 @@ class Together:
         if topology(message.topology).joint and not observer:
             self._out.append(s.Listen())
 
-    def granted(self, message: c.Granted, now: float) -> None:
+    def granted(self, message: c.Granted) -> None:
         """A batch is granted."""
         if message.group != MODEL:
             return
@@ -117,7 +116,6 @@ class Together:
             oldest = message.version - VERSIONS
             self._ahead = {v: g for v, g in self._ahead.items() if v > oldest}
             self._ahead[message.version] = message.grant
-            self._use_passed(message.version, now)
 
     def hear(self, message: c.Together | c.Separate, now: float) -> None:
         """The broker says where what a grant brings goes."""
@@ -148,14 +146,14 @@ class Together:
             self._give(mine, bid, sealed, weight)
         self._give_rest(mine)
         self._use_early(made)
-        self._use_passed(made.version, now)
         oldest = made.version - VERSIONS
         self._passed = {v: one for v, one in self._passed.items() if v > oldest}
         self._rounds = {v: one for v, one in self._rounds.items() if v > oldest}
 
     def _use_early(self, made: Round) -> None:
         for one in made.told.members:
-            for message, payload in self._early.pop((one.incarnation, one.grant), ()):
+            early = self._early.pop((one.incarnation, one.grant), {})
+            for message, payload in early.values():
                 self._put(made, message, payload)
         newest = {one.incarnation: one.grant for one in made.told.members}
         self._early = {
@@ -287,9 +285,9 @@ class Together:
                 (m.round for m in self._grants.values() if m.round and m.round.is_in(*sender)),
                 None,
             )
-            if made is None:
-                self._early.setdefault(sender, []).append((message, payload))
-            else:
+            if made is None and message.bid in self._layout.blocks:
+                self._early.setdefault(sender, {})[message.bid] = message, payload
+            elif made is not None:
                 self._put(made, message, payload)
         elif isinstance(message, d.Pass) and payload is not None:
             self.companions.received(message, payload)
@@ -326,22 +324,18 @@ class Together:
             self._hand_on(made, message.bid, payload)
 
     def _passed_on(self, message: d.Pass, payload: Array, now: float) -> None:
-        before = self._passed.setdefault(message.version, {})
-        if message.bid not in before:
-            before[message.bid] = payload
-            self._use_passed(message.version, now)
+        """Use values that another worker hands on, and hand them on.
 
-    def _use_passed(self, version: int, now: float) -> None:
-        """Use values that others have handed on, once it is known what for, and hand them on."""
+        They come of sums that I have part in, so that their update is known, and what is granted
+        on them; unless it came apart meanwhile, and they are no more what they seem.
+        """
+        version, bid = message.version, message.bid
         made, grant = self._rounds.get(version), self._ahead.get(version)
-        if made is None or grant is None:
+        if made is None or grant is None or bid in self._passed.setdefault(version, set()):
             return
-        passed = self._passed.get(version, {})
-        for bid, values in passed.items():
-            if values is not None:
-                passed[bid] = None
-                self._hand_on(made, bid, values)
-                self._take_in(grant, version, bid, values, now)
+        self._passed[version].add(bid)
+        self._hand_on(made, bid, payload)
+        self._take_in(grant, version, bid, payload, now)
 
     def _hand_on(self, made: Round, bid: int, values: Array) -> None:
         route = made.routes.get(bid)
