@@ -32,15 +32,23 @@ class Joints:
     """(incarnation, grant) of what has to come by itself."""
 
     def put(
-        self, message: d.Push, payload: Array, members: set[int]
+        self,
+        message: d.Push,
+        payload: Array,
+        members: set[int],
+        expected: Sequence[c.Expected],
     ) -> list[tuple[ContributionId, Open]] | str:
         """Take a sum in and return the contributions that are in it, or why it is of no use.
 
-        None are returned if it comes too late to matter.
+        None are returned if it comes too late to matter. Only of those that are `expected` may
+        others send sums.
         """
         parts = message.of or ()
         if any(self._is_late(part, members) for part in parts):
             return []
+        known = {(one.incarnation, one.grant) for one in expected}
+        if any((part.contribution.incarnation, part.grant) not in known for part in parts):
+            return f"the sum of block {message.bid} is for no update that the log foresees"
         block = self.layout.blocks.get(message.bid)
         if block is None or not block.segments or not parts:
             return f"there is no block {message.bid} here, or nothing is in its sum"

@@ -307,7 +307,8 @@ class Shard:
 
     def _joined(self, message: d.Push, payload: Array, out: list[Action]) -> None:
         """Take in what workers have added up of one block."""
-        found = self.joints.put(message, payload, self.members)
+        expected = self.commits.streaming.expected
+        found = self.joints.put(message, payload, self.members, expected)
         if isinstance(found, str):
             out.append(ToBroker(c.Unsound(message.contribution, message.grant, found)))
         else:
