@@ -188,8 +188,10 @@ class Together:
 
     def stops(self, number: int, why: str, group: Group, out: Decisions) -> None:
         """A member will bring nothing under its grant for now, or does not wait for the others."""
+        why = f"worker {number} {why}"
         if self.version and number in self.members:
-            self._come_apart(f"worker {number} {why}", group, out)
+            self._come_apart(why, group, out)
+        self._separate({one for one in self.undecided if one[0] == number}, why, group, out)
 
     def cut_off(self, number: int, grant: int, why: str, group: Group, out: Decisions) -> None:
         """A member, or a server, cannot go on with the sums."""
