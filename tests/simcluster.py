@@ -43,9 +43,10 @@ from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Encoder, Sealed
 from zkv_workers.model import BatchState, specs_of
-from zkv_workers.packing import Full, unpack
+from zkv_workers.packing import Full
 from zkv_workers.running import Running
 from zkv_workers.session import Session
+from zkv_workers.unpacking import unpack
 
 TICK_S = 0.1
 Program = Generator[Any, Any, None]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from zkv.layout import Layout
+from zkv.optimizer_spec import optimizer
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
-from zkv_codecs.backend import NUMPY
+from zkv_brokers.store import Settings, Store
+from zkv_codecs.backend import NUMPY, Backend
 from zkv_codecs.frames import from_payload
 from zkv_workers.encoding import Sealed
 
@@ -41,3 +44,24 @@ def received(sealed: Sealed, shape: tuple[int, ...] = (SIZE,)) -> Array:
     there = from_payload(sealed.codec, sealed.form, sealed.payload, shape)
     values: Array = there.chain.decode(there.packed, NUMPY).values
     return values
+
+
+def store_of(
+    size: int, backend: Backend, rule: str = "sgd:lr=0.1", dtype: str = "float32", cut: int = 0
+) -> tuple[Store, BlockSpec]:
+    """A store with one block of one key, or of two that meet at `cut`."""
+    edges = sorted({0, cut, size}) if size else [0, 0]
+    layout = Layout()
+    parts = list(pairwise(edges))
+    entries = [
+        KeyEntry(kid, KeySpec(f"k{kid}", dtype, (stop - start,)))
+        for kid, (start, stop) in enumerate(parts)
+    ]
+    block = BlockSpec(
+        0, 0, [Segment(kid, 0, stop - start) for kid, (start, stop) in enumerate(parts)]
+    )
+    layout.add(entries, [block])
+    store = Store(layout)
+    store.backend = backend
+    store.configure(Settings(optimizer(rule), optimizer("assign")))
+    return store, block

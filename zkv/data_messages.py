@@ -16,6 +16,7 @@ from zkv.wire import (
     HEADER_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     PROTOCOL_VERSION,
+    SHARED_BYTES_MAX,
     ContributionId,
     Frozen,
     Int,
@@ -195,10 +196,9 @@ class Share(Frozen, frozen=True, tag=11):
     pid: UInt
     fd: UInt
     """The memory is that process's open file of this number."""
-    slots: Annotated[int, Meta(ge=1, le=4096)]
-    slot_bytes: Annotated[int, Meta(ge=4096, le=PAYLOAD_BYTES_MAX)]
-    column: Annotated[int, Meta(ge=0, le=63)]
-    """The reader's own, in which it says what it has taken."""
+    entries: Annotated[int, Meta(ge=1, le=65_536)]
+    """For payloads that may be under way."""
+    data_bytes: Annotated[int, Meta(ge=4096, le=SHARED_BYTES_MAX)]
     token: Annotated[bytes, Meta(min_length=16, max_length=16)]
     """What the memory begins with."""
 

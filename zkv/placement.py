@@ -28,15 +28,23 @@ messages and in tables."""
 BLOCK_S = 0.002
 """How long a block may be under way at most on a link that is slower than a block of 1 MiB needs:
 what is urgent waits for one, and then for its own."""
+NEAR_BYTES_PER_S = 1e10
+"""What counts as the rate of a way that does not leave the machine."""
+BLOCK_BYTES_MAX, FAST_S, BLOCKS_FEW = 4 * 1024 * 1024, 0.0005, 16
+"""Where a larger block takes as little as that, its message costs more than its bytes: it is cut so
+large if so many remain, which travel and are summed side by side."""
 
 
 def block_bytes_on(link_rate: float, total_bytes: int) -> int:
     """Return the size of blocks for values of `total_bytes` on a link of so many bytes a second
     (0.0: not known).
 
-    A power of two from 64 KiB, below which a message costs more than what it carries, to 1 MiB.
+    A power of two from 64 KiB, below which a message costs more than what it carries, to 1 MiB, or
+    4 MiB on the fastest links.
     """
     size = BLOCK_BYTES
+    while 2 * size <= min(BLOCK_BYTES_MAX, link_rate * FAST_S, total_bytes / BLOCKS_FEW):
+        size *= 2
     least = max(BUCKET_BYTES, total_bytes / BLOCKS_MANY)
     while link_rate and size > link_rate * BLOCK_S and size // 2 >= least:
         size //= 2

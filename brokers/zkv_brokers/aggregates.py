@@ -136,25 +136,8 @@ class Aggregation:
         return decided * decided.dtype.type(total_weight(shares)) if self.mean else decided
 
     def _joined(self, shares: Sequence[Share]) -> Total | None:
-        """Return the sum where workers have added some up: each of their sums is one term, at the
-        place of the first that is in it.
-
-        Raises:
-            ProtocolError: a sum has more or less in it than is to be counted.
-        """
-        found = Counter(id(share.payload) for share in shares if isinstance(share.payload, Joined))
-        terms: list[Share] = []
-        for share in shares:
-            joined = share.payload
-            if not isinstance(joined, Joined):
-                terms.append(share)
-            elif found[id(joined)] != len(joined.of):
-                raise ProtocolError(
-                    f"{found[id(joined)]} contributions to block {self.block.bid} are counted, of "
-                    f"{len(joined.of)} that workers have added up"
-                )
-            elif all(one.payload is not joined for one in terms):
-                terms.append(share)
+        """Return the sum where workers have added some up."""
+        terms = apart(shares)
         return tree_sum(lambda at: self._term(terms[at]), len(terms))
 
     def _factor(self, share: Share) -> float:
@@ -280,6 +263,31 @@ def warm(chosen: Plan, backend: Backend) -> None:
     if backend.name == "numba" and any(codec.chain.sparse for codec in codecs):
         indices = np.zeros(2, np.uint32)
         backend.family("sparse").merge(indices, 1, indices.copy(), indices.copy())
+
+
+def apart(shares: Sequence[Share]) -> list[Share]:
+    """Return the shares whose payloads are the terms of the sum: what workers have added up is one
+    term, at the place of the first that is in it.
+
+    Raises:
+        ProtocolError: a sum has more or less in it than is to be counted.
+    """
+    found = Counter(id(share.payload) for share in shares if isinstance(share.payload, Joined))
+    terms: list[Share] = []
+    seen: set[int] = set()
+    for share in shares:
+        joined = share.payload
+        if isinstance(joined, Joined):
+            if found[id(joined)] != len(joined.of):
+                raise ProtocolError(
+                    f"{found[id(joined)]} contributions are counted of a sum that "
+                    f"{len(joined.of)} are in"
+                )
+            if id(joined) in seen:
+                continue
+            seen.add(id(joined))
+        terms.append(share)
+    return terms
 
 
 def _votes(share: Share) -> bool:

@@ -19,6 +19,7 @@ from zkv.link import Link
 from zkv.spans import Spans
 from zkv.wire import open_envelope
 from zkv_brokers.grants import ToWorker
+from zkv_brokers.memory import Memory
 from zkv_brokers.shard import Action as ShardAction
 from zkv_brokers.shard import Event, FromBroker, FromWorker, Prepare, Reset, Shard, ToBroker
 
@@ -89,10 +90,15 @@ class Node:
         now: float,
         clock: Callable[[], float] = lambda: 0.0,
         spans: Spans | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.config = config
         self.shard = Shard(
-            window_bytes=config.window_bytes, priority=config.priority, clock=clock, spans=spans
+            window_bytes=config.window_bytes,
+            priority=config.priority,
+            clock=clock,
+            spans=spans,
+            memory=memory,
         )
         self.round_trips = RoundTrips()
         """Between this server and the broker."""

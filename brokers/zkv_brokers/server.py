@@ -32,20 +32,23 @@ from zkv.data_messages import (
 )
 from zkv.errors import ProtocolError
 from zkv.wire import SHARED_BYTES, split_route
-from zkv_brokers import aggregates
+from zkv_brokers import aggregates, dense
 from zkv_brokers.grants import ToWorker
+from zkv_brokers.memory import Memory
 from zkv_brokers.node import Action, Failed, Node, NodeConfig, Note, SendControl
 from zkv_brokers.recording import Recorder, digest_of
 from zkv_brokers.shard import Prepare, Shard
 from zkv_codecs.plan import Plan
 from zkv_net import loop as net
 from zkv_net import tracing
-from zkv_net.nearby import Nearby, payload_bytes
+from zkv_net.nearby import Nearby, NeverShown, payload_bytes
 from zkv_net.sockets import FdSocket, bind, connect, new_socket
 
 log = logging.getLogger("zkv.server")
 TICK_S = 0.1
 LINGER_MS = 500
+STRANGER_S = 60.0
+"""How long the route of one who is no member yet is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,10 @@ class Server:
         """Called with the server's index and how many there are, when a broker lets it in."""
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
         self._routes: dict[int, list[bytes]] = {}
+        self._newest = 0
+        """The incarnation that has become a member last."""
+        self._strangers: dict[int, float] = {}
+        """Since when others have a route."""
         self._control: FdSocket | None = None
         self._data: FdSocket | None = None
         self._stopped: asyncio.Future[None] | None = None
@@ -147,7 +154,10 @@ class Server:
         )
         instance, now = net.instance_number(), self._now()
         clock, spans = time.perf_counter, self._spans
-        self.node = Node(node_config, instance=instance, now=now, clock=clock, spans=spans)
+        memory = Memory(self._nearby.memory.empty, self._nearby.is_lent)
+        self.node = Node(
+            node_config, instance=instance, now=now, clock=clock, spans=spans, memory=memory
+        )
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.server(node_config, instance, now)
@@ -186,7 +196,15 @@ class Server:
                 log.warning("dropped a %s that came over another route", type(message).__name__)
                 return
             peer = sender(message)
-            payload, came = self._nearby.payload(peer, rest[1:])
+            # What is summed as it is may stay where it is; what is decoded must not change
+            # between its check and its use.
+            stays = isinstance(message, Push) and message.form is None
+            try:
+                payload, came = self._nearby.payload(peer, rest[1:], stay=stays)
+            except NeverShown:
+                number = 0 if self.node.welcome is None else self.node.welcome.index
+                self._say(peer, self._nearby.forgotten(number, peer))
+                raise
             self._nearby.turn()
             if not came or self._shares(peer, message, rest[0]):
                 return
@@ -252,6 +270,8 @@ class Server:
         for plan in plans:
             plan.warm(self.shard.store.backend)
             aggregates.warm(plan, self.shard.store.backend)
+        if self.shard.store.backend.name == "numba":
+            dense.warm()
 
     def _send_data(self, incarnation: int, header: bytes, payload: Any) -> None:
         if incarnation in self._routes:
@@ -283,14 +303,20 @@ class Server:
         assert self.node is not None
         while not self._stopped.done():
             self._tick()
-            members = self.node.shard.members
-            if members:
-                for who in self._routes.keys() - set(members):
-                    del self._routes[who]
-                    self._nearby.gone(who)
+            self._forget_those_gone(self.node.shard.members)
             self._nearby.turn()
             await asyncio.wait({self._stopped}, timeout=TICK_S)
         await self._stopped
+
+    def _forget_those_gone(self, members: set[int]) -> None:
+        """Forget the routes of those who are no members any more. Who greets before the log says
+        that it is one, which incarnations tell, as they rise, has some time to become one."""
+        now, self._newest = self._now(), max(self._newest, *members, 0)
+        for who in self._routes.keys() - members:
+            since = self._strangers.setdefault(who, now)
+            if who <= self._newest or now - since > STRANGER_S:
+                del self._routes[who], self._strangers[who]
+                self._nearby.gone(who)
 
     def stop(self, why: str = "") -> None:
         """Say goodbye to the broker and end `serve`."""

@@ -26,6 +26,7 @@ from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
 from zkv_brokers.joints import Joints
+from zkv_brokers.memory import Memory
 from zkv_brokers.parked import Parked
 from zkv_brokers.shard_events import Action as Action
 from zkv_brokers.shard_events import Event as Event
@@ -53,6 +54,7 @@ class Shard:
         priority: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
         spans: Spans | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.number = 0
         self.term = 0
@@ -60,7 +62,7 @@ class Shard:
         """Entries applied: the next one has this index."""
         self.started = False
         self.layout = Layout()
-        self.store = Store(self.layout, clock)
+        self.store = Store(self.layout, clock, memory)
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
         self.joints = Joints(self.layout, self.contributions)
@@ -102,6 +104,7 @@ class Shard:
                     priority=grants.priority,
                     clock=self.store.clock,
                     spans=spans,
+                    memory=self.store.memory,
                 )
         return out
 
@@ -307,16 +310,16 @@ class Shard:
 
     def _joined(self, message: d.Push, payload: Array, out: list[Action]) -> None:
         """Take in what workers have added up of one block."""
-        expected = self.commits.streaming.expected
-        found = self.joints.put(message, payload, self.members, expected)
+        streaming = self.commits.streaming
+        found = self.joints.put(message, payload, self.members, streaming.expected)
         if isinstance(found, str):
             out.append(ToBroker(c.Unsound(message.contribution, message.grant, found)))
-        else:
-            # All of them are marked before a block is made: it takes all that are expected.
-            if any([self.commits.streaming.begun(name, held) for name, held in found]):
-                self._make([self.layout.blocks[message.bid]])
-            for name, held in found:
-                self._report_if_held(name, held)
+            found = []
+        # All of them are marked before a block is made: it takes all that are expected.
+        if any([streaming.begun(name, held) for name, held in found]):
+            self._make([self.layout.blocks[message.bid]])
+        for name, held in found:
+            self._report_if_held(name, held)
         self._ack(message.contribution, -2 - message.bid)
 
     def _done(self, message: d.Done, out: list[Action]) -> None:
@@ -389,10 +392,8 @@ class Shard:
         if name.group == SEEDS:
             for bid, payload in held.payloads.items():
                 assert isinstance(payload, np.ndarray)
-                self.store.put(self.layout.blocks[bid], payload.copy())
+                self.store.put(self.layout.blocks[bid], payload)
             self.contributions.settle(name)
         self._held.append((name, held.grant))
 
-    def status(self) -> dict[str, object]:
-        """Return figures for a status report."""
-        return figures(self)
+    status = figures

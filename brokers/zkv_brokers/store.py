@@ -29,45 +29,16 @@ from zkv_brokers.aggregates import (
     spans,
     total_weight,
 )
+from zkv_brokers.block_state import BlockState as BlockState
+from zkv_brokers.block_state import Pinned as Pinned
+from zkv_brokers.dense import Dense, Run
+from zkv_brokers.memory import Memory
+from zkv_brokers.regions import Regions
 from zkv_brokers.views import Views
 from zkv_codecs.backend import fastest
 
 PLAIN_DEFAULT = "assign"
 MODEL_DEFAULT = "sgd:lr=0.01"
-
-
-@dataclass(slots=True)
-class Pinned:
-    """One version of a block's values, and how many receivers still need it."""
-
-    values: Array
-    pins: int = 0
-
-
-@dataclass(slots=True)
-class BlockState:
-    """A block on its server: stored values, for halves a wide master copy, state, counts."""
-
-    current: Pinned
-    master: Array | None
-    rule: str = ""
-    slots: tuple[Array, ...] = ()
-    counts: dict[int, int] = field(default_factory=dict)
-    """How many updates each key in the block has had."""
-    changed: int = 0
-    """The group's version in which some values of it became what they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Neighbouring segments that are updated by one kernel call: elements `[start, stop)`."""
-
-    start: int
-    stop: int
-    rule: Rule
-    lr: float
-    count: int
-    divisor: float
 
 
 @dataclass(slots=True)
@@ -90,8 +61,15 @@ class Store:
     `clock` gives seconds, and is read for figures alone: nothing is decided by it.
     """
 
-    def __init__(self, layout: Layout, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        clock: Callable[[], float] = lambda: 0.0,
+        memory: Memory | None = None,
+    ) -> None:
         self.layout = layout
+        self.memory = Memory() if memory is None else memory
+        self._regions = Regions(layout, self.memory)
         self.clock = clock
         self.decode_s: dict[int, float] = {}
         """Seconds spent on decoding what workers have pushed, by block."""
@@ -117,11 +95,13 @@ class Store:
         return found
 
     def put(self, block: BlockSpec, payload: Array) -> None:
-        """Set a block's first values (flat, stored dtype)."""
+        """Set a block's first values (flat, stored dtype), which are copied."""
         dtype = self.layout.dtype(block)
         master = widen(payload, dtype).copy() if dtype.half else None
         self.blocks[block.bid] = BlockState(
-            Pinned(payload), master, counts=dict.fromkeys(block.kids, 0)
+            Pinned(self._regions.copy_of(block, 0, payload)),
+            master,
+            counts=dict.fromkeys(block.kids, 0),
         )
 
     def split_out(self, kid: int, before: BlockSpec, bid: int) -> None:
@@ -238,6 +218,8 @@ class Store:
         (1.0 for none).
         """
         runs = list(self._runs(block, shares, version))
+        if self._commit_dense(block, shares, runs, version, scale):
+            return True
         zeros_stay = all(stays_where_zero(run.rule) for run in runs)
         total = self.aggregate(block, shares, zeros_stay=zeros_stay)
         if total is None or not runs:
@@ -246,25 +228,78 @@ class Store:
         state = self.blocks[block.bid]
         self._prepare(state, runs, dtype)
         state.changed = version + 1
-        if state.current.pins:
-            state.current = Pinned(state.current.values.copy())
+        if self._is_kept(state):
+            state.current = Pinned(self._regions.copy_of(block, version + 1, state.current.values))
         values = state.current.values
         factor = scale(self.spec_for(block.segments[0].kid))
         for run in runs:
             # What is NaN or infinite times zero is not zero.
             zeros_stay = stays_where_zero(run.rule) and math.isfinite(factor)
-            where, sums = _part_of(total, run, zeros_stay)
+            where, sums = run.of(total, zeros_stay=zeros_stay)
             gradient = divided(sums, run.divisor)
             if factor != 1.0:
                 gradient = gradient * gradient.dtype.type(factor)
             self._apply(state, values, where, gradient, run, dtype)
         return True
 
+    def _is_kept(self, state: BlockState) -> bool:
+        """Return whether somebody still needs a block's values as they are."""
+        return state.current.pins > 0 or self.memory.is_lent(state.current.values)
+
+    def _commit_dense(
+        self,
+        block: BlockSpec,
+        shares: Sequence[Share],
+        runs: Sequence[Run],
+        version: int,
+        scale: Callable[[OptimizerSpec], float],
+        *,
+        fresh: bool = False,
+    ) -> bool:
+        """Apply an update of contributions that came as they are (see `commit`); False: it is not
+        one. `fresh`: in arrays of its own."""
+        dense, state = self._dense(block, shares, runs), self.blocks[block.bid]
+        if dense is None:
+            return False
+        self._prepare(state, runs, self.layout.dtype(block))
+        values, slots = state.current.values, state.slots
+        fresh_values = fresh or self._is_kept(state)
+        out = self._regions.empty(block, version + 1) if fresh_values else values
+        slots_out = tuple(np.empty_like(slot) for slot in slots) if fresh else slots
+        factor = scale(self.spec_for(block.segments[0].kid))
+        dense.apply(runs, factor, (values, slots), (out, slots_out))
+        state.slots, state.changed = slots_out, version + 1
+        if fresh_values:
+            state.current = Pinned(out)
+        return True
+
+    def _dense(
+        self, block: BlockSpec, shares: Sequence[Share], runs: Sequence[Run]
+    ) -> Dense | None:
+        if self.backend.name != "numba" or self.layout.dtype(block).name != "float32":
+            return None
+        if sum(run.stop - run.start for run in runs) != block.size:
+            return None
+        mean, staleness = self.reduces_by_mean(block), self.settings.staleness
+        factors = [
+            (share.weight if mean else 1.0) * staleness.factor(share.staleness) for share in shares
+        ]
+        return Dense.of(shares, block.kids, factors)
+
     def ahead(self, block: BlockSpec, shares: Sequence[Share], version: int) -> BlockState:
         """Return what a block will be after an update (see `commit`), in arrays of its own."""
         now = self.blocks[block.bid]
+        runs, counts = list(self._runs(block, shares, version)), dict(now.counts)
+        state = BlockState(now.current, now.master, now.rule, now.slots, counts, now.changed)
+        self.blocks[block.bid] = state
+        try:
+            if self._commit_dense(block, shares, runs, version, lambda spec: 1.0, fresh=True):
+                self.count(block, shares)
+                return state
+        finally:
+            self.blocks[block.bid] = now
         self.blocks[block.bid] = BlockState(
-            Pinned(now.current.values.copy()),
+            Pinned(self._regions.copy_of(block, version + 1, now.current.values)),
             None if now.master is None else now.master.copy(),
             now.rule,
             tuple(slot.copy() for slot in now.slots),
@@ -283,7 +318,7 @@ class Store:
         values: Array,
         where: slice | Array,
         gradient: Array,
-        run: _Run,
+        run: Run,
         dtype: DType,
     ) -> None:
         """Update the elements at `where`, in place: a slice, or positions."""
@@ -303,7 +338,7 @@ class Store:
         if state.master is not None:
             values[where] = narrow(part, dtype)
 
-    def _prepare(self, state: BlockState, runs: Sequence[_Run], dtype: DType) -> None:
+    def _prepare(self, state: BlockState, runs: Sequence[Run], dtype: DType) -> None:
         """Make fresh state where the rule is not the one that the state belongs to."""
         for run in runs:
             if state.rule != run.rule.name:
@@ -334,7 +369,7 @@ class Store:
             if divisor > 0.0:
                 yield segment, start, stop, divisor
 
-    def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[_Run]:
+    def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[Run]:
         """Yield the runs of keys that this update changes, neighbours that are alike joined."""
         state = self.blocks[block.bid]
         begun, ended, alike = 0, -1, None
@@ -348,25 +383,14 @@ class Store:
             found = (rule, rates[id(spec)] * lr_factor, count + 1, divisor)
             if start != ended or found != alike:
                 if alike is not None:
-                    yield _Run(begun, ended, *alike)
+                    yield Run(begun, ended, *alike)
                 begun, alike = start, found
             ended = stop
         if alike is not None:
-            yield _Run(begun, ended, *alike)
+            yield Run(begun, ended, *alike)
 
     def count(self, block: BlockSpec, shares: Sequence[Share]) -> None:
         """Note that the keys that this commit has changed have had one more update."""
         counts = self.blocks[block.bid].counts
         for segment, _, _, _ in self._updated(block, shares):
             counts[segment.kid] += 1
-
-
-def _part_of(total: Total, run: _Run, zeros_stay: bool) -> tuple[slice | Array, Array]:
-    """Return the elements of a run that are to be updated, a slice or positions, and their sums."""
-    cut = slice(run.start, run.stop)
-    if not isinstance(total, SparseSum):
-        return cut, total[cut]
-    part = total.part(run.start, run.stop)
-    if not zeros_stay:
-        return cut, part.dense()
-    return part.positions + run.start, part.values

@@ -23,14 +23,21 @@ from zkv.data_messages import Share, Shared
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.wire import SHARED_BYTES
+from zkv_net.inbox import Inbox, NotHere
 from zkv_net.loop import is_own
-from zkv_net.segment import COLUMNS, TOKEN_BYTES, Inbox, NotHere, Outbox, Place, Shape
+from zkv_net.segment import TOKEN_BYTES, Outbox, Place, Shape
 from zkv_net.sockets import is_loopback, join_address
 from zkv_net.spares import Spares
 
 log = logging.getLogger("zkv.net")
-SLOT_BYTES = 1024 * 1024
-"""A block."""
+SLOT_BYTES = 4 * 1024 * 1024
+"""A block of the largest."""
+SLOTS = 8
+"""So few that caches hold what was just written until it is read."""
+COPIES_BYTES_MAX = 32 * 1024 * 1024
+"""Of what was copied out of peers' memory, so many bytes are kept to be used again."""
+ENTRIES = 8192
+"""Payloads that may be under way."""
 LEAST_BYTES = 32 * 1024
 """Below this a socket is as quick."""
 NO_ANSWER, ELSEWHERE = "no answer yet", "it is on another machine"
@@ -49,11 +56,18 @@ def machine() -> str:
         return ""
 
 
+NO_TOKEN = bytes(TOKEN_BYTES)
+"""Says of any memory that it cannot be read."""
+
+
+class NeverShown(ProtocolError):
+    """A payload is said to lie in memory that its sender has not shown, or that was forgotten."""
+
+
 @dataclass(slots=True)
 class _Peer:
     """What is known of one peer."""
 
-    column: int
     inbox: Inbox | None = None
     reads: bool = False
     """Whether it can read from our memory."""
@@ -77,14 +91,18 @@ class Nearby:
         why: str = "",
     ) -> None:
         self._post, self._clock = post, clock
-        self._slots = shared_bytes // SLOT_BYTES
+        self._bytes = shared_bytes
         self._outbox: Outbox | None = None
-        self._spares = Spares()
+        self.memory = Spares(make=self._make, look=self._look)
+        """Where payloads should be made: what lies there needs no copy to get to a peer that reads
+        from our memory."""
         self._peers: dict[int, _Peer] = {}
         self._stalled: set[int] = set()
         """Peers for whom something waits."""
-        self.why = why or ("" if self._slots else "it is switched off")
+        self.why = why or ("" if shared_bytes >= SLOT_BYTES else "it is switched off")
         """Why nothing is shared with anybody."""
+        self._copies = Spares(COPIES_BYTES_MAX)
+        self._is_read = False
 
     @property
     def transport(self) -> str:
@@ -101,7 +119,7 @@ class Nearby:
     def offer(self, peer: int, *, server: int, incarnation: int) -> Share | None:
         """Return what offers our memory to a peer; None if it has answered, or gets none."""
         known, outbox = self._known(peer), self._own()
-        if known is None or outbox is None or known.why != NO_ANSWER:
+        if outbox is None or known.why != NO_ANSWER:
             return None
         shape = outbox.shape
         return Share(
@@ -110,25 +128,20 @@ class Nearby:
             machine(),
             os.getpid(),
             outbox.fd,
-            shape.slots,
-            shape.slot_bytes,
-            known.column,
+            shape.entries,
+            shape.data_bytes,
             outbox.token,
         )
 
-    def _known(self, peer: int) -> _Peer | None:
-        if peer not in self._peers:
-            free = set(range(COLUMNS)) - {one.column for one in self._peers.values()}
-            if not free:
-                return None
-            self._peers[peer] = _Peer(min(free))
-        return self._peers[peer]
+    def _known(self, peer: int) -> _Peer:
+        return self._peers.setdefault(peer, _Peer())
 
     def _own(self) -> Outbox | None:
         if self._outbox is None and not self.why:
-            shape = Shape(self._slots, SLOT_BYTES)
+            shape = Shape(ENTRIES, self._bytes)
+            token = secrets.token_bytes(TOKEN_BYTES)
             try:
-                self._outbox = Outbox(shape, secrets.token_bytes(TOKEN_BYTES))
+                self._outbox = Outbox(shape, token, slots=SLOTS, slot_bytes=SLOT_BYTES)
             except OSError as error:
                 self.why = f"no memory can be shared: {error}"
                 log.info("payloads go through sockets, also on this machine: %s", error)
@@ -148,13 +161,10 @@ class Nearby:
             return self.why
         if not message.machine or message.machine != machine():
             return ELSEWHERE
-        known = self._known(peer)
-        if known is None:
-            return f"{COLUMNS} peers share memory already"
-        shape = Shape(message.slots, message.slot_bytes)
+        shape = Shape(message.entries, message.data_bytes)
         try:
-            known.inbox = Inbox(
-                message.pid, message.fd, shape, message.token, message.column, self._spares
+            self._known(peer).inbox = Inbox(
+                message.pid, message.fd, shape, message.token, self._copies
             )
         except NotHere as error:
             return str(error)
@@ -163,16 +173,39 @@ class Nearby:
     def answered(self, peer: int, message: Shared) -> None:
         """A peer has answered our offer."""
         known, outbox = self._peers.get(peer), self._outbox
-        if known is None or outbox is None or message.token != outbox.token:
+        if known is None or outbox is None or message.token not in (outbox.token, NO_TOKEN):
             return
+        if not message.why and not self._is_read:
+            # From here on arrays are made where peers can read them.
+            self._is_read = True
+            self.memory.clear()
         known.reads, known.why = not message.why, message.why
+
+    @staticmethod
+    def forgotten(server: int, incarnation: int) -> Shared:
+        """Return what tells a peer that its memory cannot be read, and is to be offered again."""
+        return Shared(server, incarnation, NO_TOKEN, NO_ANSWER)
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _make(self, nbytes: int) -> Array | None:
+        outbox = self._outbox
+        return outbox.allocate(nbytes) if outbox is not None and self._is_read else None
+
+    def _look(self) -> None:
+        if self._outbox is not None:
+            self._outbox.sweep(self._clock())
+
+    def is_lent(self, values: Array) -> bool:
+        """Return whether a peer looks at this array where it lies, so that it must not change."""
+        return self._outbox is not None and self._outbox.is_lent(values, self._clock())
 
     def gone(self, peer: int) -> None:
         """A peer is gone."""
         known = self._peers.pop(peer, None)
         self._stalled.discard(peer)
         if known is not None and self._outbox is not None:
-            self._outbox.forget(known.column)
+            self._outbox.forget(peer)
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -201,9 +234,9 @@ class Nearby:
             frames: list[Any] = [b"", header]
             if payload is not None:
                 flat = _flat(payload)
-                if known.reads and LEAST_BYTES <= flat.nbytes <= SLOT_BYTES and self._outbox:
+                if known.reads and self._outbox and self._outbox.takes(flat, LEAST_BYTES):
                     named = None if key is None else (key, flat.ctypes.data, flat.nbytes)
-                    place = self._outbox.put(known.column, flat, named, self._clock())
+                    place = self._outbox.put(peer, flat, named, self._clock())
                     if place is None and len(known.waiting) < WAITING_MAX:
                         self._stalled.add(peer)
                         return
@@ -214,12 +247,18 @@ class Nearby:
             self._post(peer, frames)
         self._stalled.discard(peer)
 
-    def payload(self, peer: int, frames: list[Any]) -> tuple[Array | None, bool]:
+    def payload(
+        self, peer: int, frames: list[Any], *, stay: bool = False
+    ) -> tuple[Array | None, bool]:
         """Return the payload of a message (its frames without the header): flat, uint8, and whether
-        it came whole. One that was written over before it was read is as good as lost.
+        it came whole. One that was given up before it was read is as good as lost.
+
+        `stay`: what lies in the peer's memory is not copied, is read-only, and may be changed by a
+        peer that does what it must not.
 
         Raises:
-            ProtocolError: it is said to lie where this peer has shown nothing.
+            NeverShown: it is said to lie where this peer has shown nothing: answer `forgotten`.
+            ProtocolError: it is said to lie outside of what was shown.
         """
         if not frames:
             return None, True
@@ -227,15 +266,16 @@ class Nearby:
             return np.frombuffer(frames[0].buffer, dtype=np.uint8), True
         known = self._peers.get(peer)
         if len(frames) != 2 or len(frames[0]) or known is None or known.inbox is None:
-            raise ProtocolError(f"a payload in memory that peer {peer} has never shown")
-        found = known.inbox.take(Place.decode(frames[1].buffer))
+            raise NeverShown(f"a payload in memory that peer {peer} has never shown")
+        found = known.inbox.take(Place.decode(frames[1].buffer), stay=stay)
         return found, found is not None
 
     def close(self) -> None:
         """Give the memory back."""
         self._peers.clear()
         self._stalled.clear()
-        self._spares.clear()
+        self.memory.clear()
+        self._copies.clear()
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None

@@ -2,23 +2,23 @@
 
 An `Outbox` is a memory file without a name: nothing of it is left when the last process that has it
 open is gone, however that ended. It cannot change its size, so that nobody who has it open can be
-hurt by whoever made it. A few slots hold a payload each; a message says where one lies (`Place`),
-and each reader has a column of words in which it says that it has taken what was there.
+hurt by whoever made it. Arrays may live in it (`allocate`): what is sent of them is not copied. Of
+what lives elsewhere a copy is sent, in one of a few slots. A message says where a payload lies
+(`Place`); an entry for each says whether its reader is done with it.
 
-A slot may be written again although its reader has not taken it (it was too slow, or the message
-was lost), so every payload has a number, which is looked at before and after it is copied: what was
-written over in between is not taken, as if the message had been lost.
+An entry may be given up although its reader is not (it was too slow, or the message was lost), so
+every payload has a number, which is looked at before and after its reader takes it: what was given
+up in between is not taken, as if the message had been lost.
 
-Layout, little-endian: 16 bytes of token; at 64, a word for each slot, the number of its payload;
-then `COLUMNS` rows of a word for each slot, 0 or the number of a payload that the reader has not
-taken; at the next page, the slots.
+Layout, little-endian: 16 bytes of token; at 64, a word for each entry, the number of its payload;
+then a word for each entry: 0, or the number of a payload that its reader is not done with, with
+`LEASED` if it was taken and is being looked at where it lies; at the next page, the data.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import stat
 import struct
 import sys
 import threading
@@ -29,35 +29,32 @@ import numpy as np
 
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
-from zkv_net.spares import Spares
 
-COLUMNS = 64
-"""Readers of one outbox; who comes later gets its payloads through its socket."""
-SLOTS_MAX = 4096
+ENTRIES_MAX = 65_536
 TOKEN_BYTES = 16
 RECLAIM_S = 10.0
-"""A payload that was not taken for so long is written over."""
-_NAME = "zkv-payloads"
+"""A payload that was not taken for so long is given up."""
+LEASED = 2**63
+MEMORY_NAME = "zkv-payloads"
+PAGE = 4096
 _WORDS_AT = 64
-_PAGE = 4096
-_place = struct.Struct("<QQQ")
-
-
-class NotHere(Exception):
-    """A peer's memory cannot be opened; the text says why."""
+_place = struct.Struct("<QQQQ?")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a payload lies: the frame that travels instead of it."""
+    """Where a payload lies: the frame that travels instead of it. `at`: bytes into the data.
+    `stays`: it may be looked at there for long, as nothing else waits for its room."""
 
-    slot: int
+    entry: int
     number: int
+    at: int
     nbytes: int
+    stays: bool
 
     def encode(self) -> bytes:
         """Return the frame."""
-        return _place.pack(self.slot, self.number, self.nbytes)
+        return _place.pack(self.entry, self.number, self.at, self.nbytes, self.stays)
 
     @staticmethod
     def decode(frame: bytes | memoryview) -> Place:
@@ -73,35 +70,36 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a segment is."""
+    """How large a segment is: payloads that may be under way, and bytes of data."""
 
-    slots: int
-    slot_bytes: int
+    entries: int
+    data_bytes: int
 
     @property
     def first(self) -> int:
-        """Where the slots begin."""
-        words = _WORDS_AT + 8 * self.slots * (1 + COLUMNS)
-        return -(-words // _PAGE) * _PAGE
+        """Where the data begins."""
+        return -(-(_WORDS_AT + 16 * self.entries) // PAGE) * PAGE
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole segment."""
-        return self.first + self.slots * self.slot_bytes
+        return self.first + self.data_bytes
 
 
-class _Mapped:
-    """A segment that is mapped here."""
+class Mapped:
+    """A segment that is mapped here. A reader must not write to its data, and cannot."""
 
-    def __init__(self, fd: int, shape: Shape) -> None:
+    def __init__(self, fd: int, shape: Shape, *, writes: bool) -> None:
         self.shape = shape
-        self._memory = mmap.mmap(fd, shape.nbytes)
-        whole = np.frombuffer(self._memory, np.uint8)
-        words = whole[_WORDS_AT : _WORDS_AT + 8 * shape.slots * (1 + COLUMNS)].view("<u8")
-        self.token_bytes = whole[:TOKEN_BYTES]
-        self.numbers = words[: shape.slots]
-        self.waiting = words[shape.slots :].reshape(COLUMNS, shape.slots)
-        self.payloads = whole[shape.first :].reshape(shape.slots, shape.slot_bytes)
+        # The words are written by both sides.
+        head = mmap.mmap(fd, shape.first)
+        words = np.frombuffer(head, "<u8", 2 * shape.entries, _WORDS_AT)
+        self.token = np.frombuffer(head, np.uint8, TOKEN_BYTES)
+        self.numbers, self.waiting = words[: shape.entries], words[shape.entries :]
+        access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
+        self.memory = mmap.mmap(fd, shape.data_bytes, access=access, offset=shape.first)
+        self.data = np.frombuffer(self.memory, np.uint8)
+        self.address = self.data.ctypes.data
         self._fence = threading.Lock()
 
     def fence(self) -> None:
@@ -115,163 +113,181 @@ class _Mapped:
                 pass
 
 
+@dataclass(slots=True)
+class _Slot:
+    """Where copies lie. `key` and `given`: of what, if it may be told again; the array stays as
+    long, so that no other one can have its key."""
+
+    array: Array
+    uses: int = 0
+    key: Hashable = None
+    given: Array | None = None
+
+
+@dataclass(slots=True)
+class _Told:
+    """A payload that its reader is not done with. `array` keeps it as it is meanwhile."""
+
+    reader: int
+    number: int
+    since: float
+    array: Array
+    slot: _Slot | None
+
+
 class Outbox:
     """The segment of a process that sends. `token`: 16 random bytes, by which readers know it.
+    `slot_bytes`, `slots`: of the part that copies go to. Any thread may call.
 
     Raises:
         OSError: this system has no such memory, or no room for it.
     """
 
-    def __init__(self, shape: Shape, token: bytes) -> None:
+    def __init__(self, shape: Shape, token: bytes, *, slots: int, slot_bytes: int) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError(f"{sys.platform} has no memory files")
         import fcntl
 
         self.shape, self.token = shape, token
-        self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.fchmod(self.fd, 0o600)
             os.ftruncate(self.fd, shape.nbytes)
             fixed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fixed)
-            self._mapped = _Mapped(self.fd, shape)
+            self._mapped = Mapped(self.fd, shape, writes=True)
         except BaseException:
             os.close(self.fd)
             raise
-        self._mapped.token_bytes[:] = np.frombuffer(token, np.uint8)
-        self._number = 0
-        self._since = [0.0] * shape.slots
-        self._held: list[tuple[Hashable, Array] | None] = [None] * shape.slots
-        """What lies in a slot, if it may be told again: its array stays as long, so that no other
-        one can have its key."""
-        self._shown: dict[Hashable, int] = {}
+        self._mapped.token[:] = np.frombuffer(token, np.uint8)
+        self._lock = threading.RLock()
+        self._number, self._used = 0, 0
+        self._free = list(range(shape.entries - 1, -1, -1))
+        self._told: dict[int, _Told] = {}
+        self._lent: dict[int, int] = {}
+        """How many readers have something that begins at this place."""
+        self.slot_bytes = slot_bytes
+        rows = (self.allocate(slot_bytes) for _ in range(slots))
+        self._slots = [_Slot(row) for row in rows if row is not None]
 
-    def put(self, column: int, payload: Array, key: Hashable, now: float) -> Place | None:
-        """Write a payload (flat, uint8) for a reader; return None while there is no room.
-
-        `key` is the same only for the same bytes of the same array: what lies here for one reader
-        is told to the next, and not written again. None: it is never the same.
-        """
-        slot = None if key is None else self._shown.get(key)
-        if slot is None:
-            slot = self._free(now)
-            if slot is None:
+    def allocate(self, nbytes: int) -> Array | None:
+        """Return memory for an array (flat, uint8) that is to live here, for good; None: there is
+        no more."""
+        with self._lock:
+            at = self._used
+            if at + nbytes > self.shape.data_bytes:
                 return None
-            self._write(slot, payload, key)
-        self._since[slot] = now
-        number = int(self._mapped.numbers[slot])
-        self._mapped.waiting[column, slot] = number
-        return Place(slot, number, payload.nbytes)
+            self._used += -(-nbytes // PAGE) * PAGE
+        return np.frombuffer(self._mapped.memory, np.uint8, nbytes, at)
 
-    def _write(self, slot: int, payload: Array, key: Hashable) -> None:
-        held = self._held[slot]
-        if held is not None:
-            self._shown.pop(held[0], None)
-        self._held[slot] = None if key is None else (key, payload)
+    def lives_here(self, payload: Array) -> bool:
+        """Return whether an array lies in this memory."""
+        at = payload.ctypes.data - self._mapped.address
+        return 0 <= at <= self.shape.data_bytes - payload.nbytes
+
+    def takes(self, payload: Array, least_bytes: int) -> bool:
+        """Return whether a payload is one for `put`, if it has `least_bytes`."""
+        if payload.nbytes < least_bytes:
+            return False
+        return payload.nbytes <= self.slot_bytes or self.lives_here(payload)
+
+    def put(self, reader: int, payload: Array, key: Hashable, now: float) -> Place | None:
+        """Tell a reader of a payload (flat, uint8); return None while there is no room.
+
+        One that lives here stays where it is, and must not change before `is_lent` says so. Of
+        another one a copy is told: `key` is the same only for the same bytes of the same array,
+        whose copy for one reader is told to the next. None: it is never the same.
+        """
+        with self._lock:
+            if not self._free:
+                self._sweep(now)
+            if not self._free:
+                return None
+            array, slot = payload, None
+            if not self.lives_here(payload):
+                slot = self._copied(payload, key, now)
+                if slot is None:
+                    return None
+                slot.uses += 1
+                array = slot.array
+            at = array.ctypes.data - self._mapped.address
+            self._number += 1
+            entry = self._free.pop()
+            self._told[entry] = _Told(reader, self._number, now, array, slot)
+            self._lent[at] = self._lent.get(at, 0) + 1
+            self._mapped.numbers[entry] = self._number
+            self._mapped.waiting[entry] = self._number
+            return Place(entry, self._number, at, payload.nbytes, slot is None)
+
+    def _copied(self, payload: Array, key: Hashable, now: float) -> _Slot | None:
         if key is not None:
-            self._shown[key] = slot
-        self._number += 1
-        self._mapped.numbers[slot] = self._number
-        # Whoever reads what was here before must see that it is gone before it changes.
-        self._mapped.fence()
-        self._mapped.payloads[slot, : payload.nbytes] = payload
-
-    def _free(self, now: float) -> int | None:
-        """Return the first slot that nobody waits for: the one that caches hold most likely."""
-        waiting = self._mapped.waiting
-        free = np.flatnonzero(~waiting.any(axis=0))
-        if free.size:
-            return int(free[0])
-        slot = min(range(self.shape.slots), key=self._since.__getitem__)
-        if now - self._since[slot] < RECLAIM_S:
+            for slot in self._slots:
+                if slot.key == key:
+                    return slot
+        # The first that nobody waits for: the one that caches hold most likely.
+        self._sweep(now)
+        free = next((one for one in self._slots if not one.uses), None)
+        if free is None:
             return None
-        waiting[:, slot] = 0
-        return slot
+        free.key, free.given = (None, None) if key is None else (key, payload)
+        free.array[: payload.nbytes] = payload
+        return free
 
-    def forget(self, column: int) -> None:
-        """A reader is gone: nobody waits in its column any more."""
-        self._mapped.waiting[column] = 0
+    def sweep(self, now: float) -> None:
+        """Let go of what readers are done with."""
+        with self._lock:
+            self._sweep(now)
+
+    def _sweep(self, now: float) -> None:
+        if not self._told:
+            return
+        waiting = self._mapped.waiting
+        entries = list(self._told)
+        for entry, word in zip(entries, waiting[entries].tolist(), strict=True):
+            told = self._told[entry]
+            late = word == told.number and now - told.since >= RECLAIM_S
+            if not word or (late and self._given_up(entry)):
+                self._done(entry)
+
+    def _given_up(self, entry: int) -> bool:
+        """Take back what was not taken; return whether its reader has not just done so."""
+        self._mapped.numbers[entry] = 0
+        # Either the reader sees that, or it is seen here that it has taken it.
+        self._mapped.fence()
+        if int(self._mapped.waiting[entry]) & LEASED:
+            return False
+        self._mapped.waiting[entry] = 0
+        return True
+
+    def _done(self, entry: int) -> None:
+        told = self._told.pop(entry)
+        at = told.array.ctypes.data - self._mapped.address
+        self._lent[at] -= 1
+        if not self._lent[at]:
+            del self._lent[at]
+        if told.slot is not None:
+            told.slot.uses -= 1
+        self._free.append(entry)
+
+    def is_lent(self, array: Array, now: float) -> bool:
+        """Return whether a reader is not done with something that begins in this array."""
+        with self._lock:
+            start = array.ctypes.data - self._mapped.address
+            stop = start + max(1, array.nbytes)
+            if not any(start <= at < stop for at in self._lent):
+                return False
+            self._sweep(now)
+            return any(start <= at < stop for at in self._lent)
+
+    def forget(self, reader: int) -> None:
+        """A reader is gone, and with it what it had."""
+        with self._lock:
+            for entry in [at for at, told in self._told.items() if told.reader == reader]:
+                self._mapped.numbers[entry] = self._mapped.waiting[entry] = 0
+                self._done(entry)
 
     def close(self) -> None:
-        """Give the memory back, once no reader has it open."""
+        """Give the memory back, once no reader has it open and no array lives there."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-class Inbox:
-    """A peer's outbox, opened here to read from one of its columns, into `spares`.
-
-    Raises:
-        NotHere: there is no such memory here, it is another user's, or not what was told.
-    """
-
-    def __init__(
-        self,
-        pid: int,
-        fd: int,
-        shape: Shape,
-        token: bytes,
-        column: int,
-        spares: Spares | None = None,
-    ) -> None:
-        self.column = column
-        self._spares = Spares(0) if spares is None else spares
-        opened = _opened(pid, fd, shape)
-        try:
-            self._mapped = _Mapped(opened, shape)
-        except (OSError, ValueError) as error:
-            raise NotHere(f"its memory cannot be mapped: {error}") from error
-        finally:
-            os.close(opened)
-        if self._mapped.token_bytes.tobytes() != token:
-            raise NotHere("the memory that was told is another process's: not the same machine")
-
-    def take(self, place: Place) -> Array | None:
-        """Return a copy of a payload (flat, uint8), and make room; None: it was written over.
-
-        Raises:
-            ProtocolError: there is no such place.
-        """
-        mapped = self._mapped
-        if place.slot >= mapped.shape.slots or place.nbytes > mapped.shape.slot_bytes:
-            raise ProtocolError(f"{place} is outside of the shared memory that was told")
-        if mapped.numbers[place.slot] != place.number:
-            return None
-        payload = self._spares.copy_of(mapped.payloads[place.slot, : place.nbytes])
-        mapped.fence()
-        if mapped.numbers[place.slot] != place.number:
-            return None
-        if mapped.waiting[self.column, place.slot] == place.number:
-            mapped.waiting[self.column, place.slot] = 0
-        return payload
-
-
-def _opened(pid: int, fd: int, shape: Shape) -> int:
-    """Open a process's memory file.
-
-    A peer may tell anything, so nothing else is opened: not a device, not a pipe that would block,
-    no other user's file, and none that could shrink while it is read.
-    """
-    path = f"/proc/{pid}/fd/{fd}"
-    try:
-        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
-            raise NotHere("the memory that was told is something else: not the same machine")
-        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise NotHere(f"process {pid} is not here, or another user's: {error.strerror}") from error
-    try:
-        import fcntl
-
-        found, seals = os.fstat(opened), fcntl.fcntl(opened, fcntl.F_GET_SEALS)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise NotHere("its memory belongs to another user")
-        if found.st_size != shape.nbytes or not seals & fcntl.F_SEAL_SHRINK:
-            raise NotHere(f"its memory has {found.st_size} bytes, {shape.nbytes} were told")
-    except OSError as error:
-        os.close(opened)
-        raise NotHere(f"its memory is none: {error}") from error
-    except BaseException:
-        os.close(opened)
-        raise
-    return opened

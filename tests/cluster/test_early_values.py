@@ -37,7 +37,7 @@ async def test_a_batch_that_is_entered_early_has_each_key_once_it_has_arrived() 
             assert batch.version == 0
             # What `batch[key]` does while the key's values are on their way.
             with pytest.raises(RuntimeError, match=r"await batch.arrived\(key\)"):
-                batch._wait_for((0,))
+                batch._wait_for((0,), ())
             await batch.arrived("first", "bias")
             np.testing.assert_array_equal(batch["first"], params["first"])
             np.testing.assert_array_equal(batch["bias"], params["bias"])

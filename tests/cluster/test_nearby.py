@@ -20,8 +20,7 @@ from zkv.aio import AsyncWorker
 from zkv.data_messages import Probe, Share, Shared, decode_data, encode_data
 from zkv.errors import ProtocolError
 from zkv_net import nearby
-from zkv_net.nearby import LEAST_BYTES, SLOT_BYTES, Nearby, payload_bytes
-from zkv_net.segment import COLUMNS
+from zkv_net.nearby import LEAST_BYTES, SLOT_BYTES, Nearby, NeverShown, payload_bytes
 from zkv_net.sockets import FdSocket
 
 pytestmark = pytest.mark.skipif(
@@ -195,26 +194,36 @@ def test_who_is_elsewhere_is_asked_once(tells: str, monkeypatch: pytest.MonkeyPa
     other.nearby.close()
 
 
-def test_more_peers_than_columns_go_through_their_sockets() -> None:
-    one = End(1)
-    for peer in range(COLUMNS + 1):
-        one.greet(peer)
-    assert len(one.out) == COLUMNS
-    one.nearby.gone(7)
-    one.greet(COLUMNS)
-    assert decode_data(one.out[-1][1], None).column == 7
-    one.nearby.close()
-
-
 def test_a_payload_that_was_never_shown_costs_only_its_message() -> None:
     one = End(1)
     one.greet(2)
-    for frames in ([b"", b"x" * 24], [b"x", b"x" * 24], [b"", b"", b""]):
+    for frames in ([b"", b"x" * 33], [b"x", b"x" * 33], [b"", b"", b""]):
         with pytest.raises(ProtocolError, match="never shown"):
             one.nearby.payload(2, [Frame(frame) for frame in frames])
-    with pytest.raises(ProtocolError, match="24 bytes"):
+    with pytest.raises(ProtocolError, match="33 bytes"):
         payload_bytes([Frame(PUSH), Frame(b""), Frame(b"x")])
     one.nearby.close()
+
+
+def test_memory_that_was_forgotten_is_offered_again() -> None:
+    """As when a peer was taken for gone: what is lost until it knows goes again, as on any link."""
+    one, other = End(1), End(2)
+    for _ in range(2):
+        one.greet(2)
+        other.hear(1, one.out.popleft())
+        one.hear(2, other.out.popleft())
+        values = np.ones(LEAST_BYTES, np.uint8)
+        one.nearby.send(2, PUSH, values)
+        other.nearby.gone(1)
+        _, _, *frames = one.out.popleft()
+        with pytest.raises(NeverShown):
+            other.nearby.payload(1, [Frame(frame) for frame in frames])
+        one.nearby.answered(2, other.nearby.forgotten(0, 1))
+        one.nearby.send(2, PUSH, values)
+        other.hear(1, one.out.popleft())
+        assert other.got.pop() == values.tobytes()
+    one.nearby.close()
+    other.nearby.close()
 
 
 # --- in a cluster ----------------------------------------------------------------------------
@@ -317,20 +326,46 @@ async def test_without_memory_files_payloads_go_through_sockets(
         await together(workers, [{"w": np.ones(LARGE, np.float32)}] * 2)
 
 
-async def test_a_block_that_no_slot_holds_goes_through_the_socket(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("shared_bytes", [SLOT_BYTES, 32 * SLOT_BYTES])
+async def test_a_block_that_no_slot_holds_goes_through_memory_where_it_lives_there(
+    shared_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Bytes(monkeypatch)
-    size = SLOT_BYTES // 4 + 1
+    size, shared = SLOT_BYTES // 4 + 1, {"shared_bytes": shared_bytes}
     async with (
-        cluster(1, block_bytes=4 * SLOT_BYTES) as made,
-        crew(made, 2, {"w": np.zeros(size, np.float32)}) as workers,
+        cluster(1, block_bytes=4 * SLOT_BYTES, server_options=shared) as made,
+        crew(made, 2, {"w": np.zeros(size, np.float32)}, **shared) as workers,
     ):
         await until(lambda: tells(made, "memory"))
+        await together(workers, [{"w": np.ones(size, np.float32)}] * 2)
         before = counted.large
         await together(workers, [{"w": np.ones(size, np.float32)}] * 2)
-        assert counted.large - before >= 2 * 4 * size
+        through_sockets = counted.large - before
+        assert (through_sockets == 0) == (shared_bytes > SLOT_BYTES)
+        assert through_sockets >= (2 * 4 * size if shared_bytes == SLOT_BYTES else 0)
         assert (await workers[0].pull("w")).tolist()[0] == (await workers[1].pull("w")).tolist()[-1]
+
+
+async def test_a_worker_that_a_server_has_forgotten_goes_on() -> None:
+    async with cluster(1) as made, crew(made, 2, {"w": np.zeros(LARGE, np.float32)}) as workers:
+        await until(lambda: tells(made, "memory"))
+        for who in list(made.servers[0]._nearby._peers):
+            made.servers[0]._nearby.gone(who)
+        await together(workers, [{"w": np.ones(LARGE, np.float32)}] * 2)
+        await until(lambda: tells(made, "memory"))
+
+
+async def test_who_greets_before_it_is_a_member_is_not_forgotten() -> None:
+    async with cluster(1) as made, crew(made, 1, {"w": np.zeros(LARGE, np.float32)}):
+        server = made.servers[0]
+        (member,) = server._routes
+        next_one = member + 1
+        server._routes[next_one] = [b"early"]
+        server._forget_those_gone({member})
+        assert next_one in server._routes
+        server._forget_those_gone({member, next_one})
+        server._forget_those_gone({member})
+        assert next_one not in server._routes
 
 
 async def test_a_worker_that_comes_back_gets_memory_again() -> None:
@@ -340,5 +375,5 @@ async def test_a_worker_that_comes_back_gets_memory_again() -> None:
                 await until(lambda: tells(made, "memory"))
                 pulled = await asyncio.gather(*(worker.pull("w") for worker in workers))
                 assert all(one.nbytes == 4 * LARGE for one in pulled)
-                # Those that are gone hold no columns.
+                # Those that are gone hold no place.
                 await until(lambda: len(made.servers[0]._nearby._peers) == 2)

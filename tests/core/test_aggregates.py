@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from single_blocks import store_of
 from strategies_codecs import SPECIAL
 
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import DTYPES, Array, narrow
-from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.staleness import staleness
 from zkv.sums import tree_sum, weighted
@@ -27,7 +26,7 @@ from zkv.wire import MODEL, SEEDS, BlockSpec, ContributionId, KeyEntry, KeySpec,
 from zkv_brokers import aggregates
 from zkv_brokers.aggregates import FEW, Aggregation, Share, SparseSum
 from zkv_brokers.shard import FromBroker, FromWorker, Reset, Shard
-from zkv_brokers.store import Settings, Store
+from zkv_brokers.store import Store
 from zkv_codecs.backend import NUMPY, Backend, fastest
 from zkv_codecs.feedback import Encoded
 from zkv_codecs.frames import to_payload
@@ -69,27 +68,6 @@ def kept_sparse(always: bool) -> Iterator[None]:
         if not always:
             patch.setattr(Aggregation, "_sparse", lambda *given_: None)
         yield
-
-
-def store_of(
-    size: int, backend: Backend, rule: str = "sgd:lr=0.1", dtype: str = "float32", cut: int = 0
-) -> tuple[Store, BlockSpec]:
-    """A store with one block of one key, or of two that meet at `cut`."""
-    edges = sorted({0, cut, size}) if size else [0, 0]
-    layout = Layout()
-    parts = list(pairwise(edges))
-    entries = [
-        KeyEntry(kid, KeySpec(f"k{kid}", dtype, (stop - start,)))
-        for kid, (start, stop) in enumerate(parts)
-    ]
-    block = BlockSpec(
-        0, 0, [Segment(kid, 0, stop - start) for kid, (start, stop) in enumerate(parts)]
-    )
-    layout.add(entries, [block])
-    store = Store(layout)
-    store.backend = backend
-    store.configure(Settings(optimizer(rule), optimizer("assign")))
-    return store, block
 
 
 def frame(values: Array, positions: Sequence[int] | Array, size: int) -> Encoded:

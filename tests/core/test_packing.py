@@ -16,7 +16,8 @@ from zkv.errors import KeyMismatch, UnknownKey
 from zkv.layout import size_of
 from zkv.wire import KeyEntry, KeySpec
 from zkv_workers.model import as_arrays, specs_of
-from zkv_workers.packing import Packer, cut, ranges, unpack
+from zkv_workers.packing import Packer, cut, ranges
+from zkv_workers.unpacking import unpack
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

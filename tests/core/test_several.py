@@ -23,8 +23,9 @@ from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
 from zkv_codecs.backend import NUMPY
 from zkv_workers import devices, lanes, probe, reducing
 from zkv_workers.encoding import Encoder
-from zkv_workers.packing import Packer, read_into
+from zkv_workers.packing import Packer
 from zkv_workers.reducing import all_reduced, broadcast
+from zkv_workers.unpacking import read_into
 
 Array = np.ndarray[Any, Any]
 STRATEGIES = [OneDevice(), OneDevice(1), OnCpu(), InParts(), Ring()]

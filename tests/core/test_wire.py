@@ -508,7 +508,7 @@ GOLDEN_DATA: list[d.Data] = [
     d.Fenced(0, 1048577, "no member"),
     d.Probe(1048577, 3),
     d.Probed(0, 1048577, 3),
-    d.Share(0, 1048577, "net:[4026531840]", 4711, 9, 16, 2**20, 3, b"0123456789abcdef"),
+    d.Share(0, 1048577, "net:[4026531840]", 4711, 9, 8192, 2**30, b"0123456789abcdef"),
     d.Shared(0, 1048577, b"0123456789abcdef", "it is on another machine"),
 ]
 

@@ -6,23 +6,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
 from zkv.dtypes import Array
 from zkv.errors import Closed, WaitTimeout
 from zkv.pool import Shard
-from zkv.span_split import VALUES
 from zkv.time_split import Part
 from zkv_net import tracing
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
-from zkv_workers.batch import AnyBatch
+from zkv_workers.aio_batch import AsyncBatch as AsyncBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
-from zkv_workers.faces import Clock, Key, Ledger, Model
+from zkv_workers.faces import Key, Ledger, Model
 from zkv_workers.fragments import Fragments
 from zkv_workers.local import AsyncLocal
 from zkv_workers.model import ConnectOptions, session_config
@@ -32,108 +30,6 @@ from zkv_workers.running import Running
 from zkv_workers.samples import Source
 
 log = logging.getLogger("zkv.worker")
-
-
-class AsyncBatch(AnyBatch):
-    """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
-
-    def __init__(self, worker: AsyncWorker, weight: float | None, *, early: bool = False) -> None:
-        super().__init__(weight, worker._ledger, worker._running, worker._outlet)
-        self._worker = worker
-        self._early = early
-
-    async def arrived(self, *keys: Key) -> None:
-        """Wait until the values of these keys (none named: of all) are here.
-
-        Only a batch that is entered early has to.
-
-        Raises:
-            UnknownKey: no key of the model.
-            WaitTimeout: they did not come in time; the text says from whom.
-        """
-        while True:
-            if self._is_to_begin_again:
-                self._grant(await self._worker._next_grant())
-            kids, number = self._lacking(keys or None), self.number
-            if not kids:
-                return
-            wanted = faces.named(keys or None)
-            waiting = Clock(self._ledger, "wait_s", VALUES, keys=wanted)
-            try:
-                await self._worker._driver.call(partial(s.Await, batch=number, kids=kids))
-            finally:
-                self._waited_s += waiting.stop()
-
-    def _begin_again(self) -> None:
-        """Nothing can be waited for here: `arrived` does it."""
-
-    def _wait_for(self, kids: tuple[int, ...]) -> None:
-        raise RuntimeError(
-            "these values are still on their way, as the batch was entered early: "
-            "`await batch.arrived(key)` first"
-        )
-
-    async def wait(self, timeout_s: float | None = None) -> str:
-        """Wait until the batch is settled and return its outcome.
-
-        Raises:
-            WaitTimeout: it is not settled within `timeout_s` (None: the worker's
-                `wait_timeout_s`); the batch may still count later.
-        """
-        if self._fate is not None:
-            config = self._worker._config
-            patience_s = config.wait_timeout_s if timeout_s is None else timeout_s
-            what = f"the fate of batch {self.number}"
-            with faces.awaiting_fate(self._ledger):
-                await self._narrated(self._fate, config, patience_s, what)
-        return self.outcome
-
-    async def _narrated(
-        self, fate: asyncio.Future[s.Fate], config: SessionConfig, patience_s: float, what: str
-    ) -> None:
-        requests = self._worker._driver.session.requests
-        for turn, pause_s in enumerate(faces.pauses(config, patience_s)):
-            if turn:
-                log.warning("%s", faces.explained(f"waiting for {what}", requests.reason))
-            if (await asyncio.wait({fate}, timeout=pause_s))[0]:
-                break
-        else:
-            text = f"{what} did not come within {patience_s:g} s"
-            raise WaitTimeout(faces.explained(text, requests.reason))
-        await asyncio.shield(fate)
-
-    def _done(self, fate: asyncio.Future[s.Fate]) -> None:
-        if not fate.cancelled() and fate.exception() is None:
-            self._settled(fate.result())
-
-    async def __aenter__(self) -> AsyncBatch:
-        self._check_unused()
-        with self._running.entering(self):
-            if self._state is None:
-                self._grant(await self._worker._next_grant())
-            self._begin()
-        if not self._early:
-            try:
-                await self.arrived()
-            except BaseException:
-                # Its block is not entered, so nobody else would give the grant back.
-                self.abandon()
-                raise
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        finish = self._end(error)
-        if finish is None:
-            return False
-        behind = self._outlet.pipeline if self._out.beside else None
-        self._fate = self._worker._driver.call(finish, behind)
-        self._fate.add_done_callback(self._done)
-        return error is not None
 
 
 class AsyncWorker:
@@ -223,6 +119,20 @@ class AsyncWorker:
             params, rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent, plain=plain
         )
         await self._ask(make)
+
+    def buffers(self, params: Any) -> dict[Key, Array]:
+        """Return arrays of the shapes and dtypes of `params`, by the same keys, all zeros, to make
+        gradients in.
+
+        What is pushed from there is not copied, and servers of this machine read it where it lies.
+        From its push on an array is lent: it is yours again when the next batch is entered, or when
+        `batch.wait()` has returned. If it is changed before, that raises BufferError. So a batch
+        waits for the one before it, and `prefetch=1` hides nothing. Small keys are copied, as they
+        share blocks; under k-batch policies these are ordinary arrays.
+        """
+        self._driver  # noqa: B018 - says so where it is not connected
+        assert self._member is not None
+        return faces.buffers(self._encoder, self._member, params)
 
     def batch(self, weight: float | None = 1.0, *, early: bool = False) -> AsyncBatch:
         """Return the next mini-batch, of `weight` samples, as an async context manager.

@@ -13,6 +13,9 @@ from zkv_workers.faces import Clock, Key, Ledger, named
 from zkv_workers.model import BatchState
 from zkv_workers.outgoing import Feed
 
+STRIDE_BYTES = 8 * 2**20
+"""What is waited for at a time: a wait costs as much as copying some hundred KiB."""
+
 
 class BatchValues(ABC):
     """The values of one batch, once it is granted and entered."""
@@ -43,16 +46,31 @@ class BatchValues(ABC):
         """
         return self.settle().params()
 
+    @property
+    def views(self) -> dict[Key, Array]:
+        """The model at `version` as read-only arrays: those that a server of this machine has are
+        looked at where they lie, which costs nothing, and others are copies.
+
+        They stay as they are as long as you have them, and so much of the server's memory with
+        them.
+
+        Raises:
+            Cancelled: the batch no longer counts; the `with` block swallows it.
+        """
+        self._need(None)
+        self._touched = True
+        return self._open.views()
+
     def settle(self) -> BatchState:
         """Wait for all values, and return them; from here on this batch does not begin again."""
-        self._need(None)
+        self._need(None, copies=True)
         self._touched = True
         self._open.check()
         return self._open
 
     def __getitem__(self, key: Key) -> Array:
         """One key's array of `params`: only its values are waited for."""
-        self._need((key,))
+        self._need((key,), copies=True)
         self._touched = True
         return self._open.value(key)
 
@@ -97,21 +115,24 @@ class BatchValues(ABC):
         if self._open.on_demand:
             self._feed(s.Forget(self.number, self._open.kids_of(keys)))
 
-    def _need(self, keys: Sequence[Key] | None) -> None:
+    def _need(self, keys: Sequence[Key] | None, *, copies: bool = False) -> None:
         """Wait until the values of these keys (None: of all) are here, or the batch is
-        cancelled; one of which nothing was seen yet begins again instead."""
+        cancelled; one of which nothing was seen yet begins again instead. `copies`: they are copied
+        for `params` as they come, while caches hold them, and others are under way."""
         if self._open.on_demand:
             # Whether they are here is not looked at: the session may be about to forget them.
             if not self._open.cancelled:
                 self._wait(keys, self._open.kids_of(keys))
             return
         while kids := self._lacking(keys):
-            self._wait(keys, kids)
+            self._wait(keys, kids, self._open.first_missing(kids, STRIDE_BYTES) if copies else ())
 
-    def _wait(self, keys: Sequence[Key] | None, kids: tuple[int, ...]) -> None:
+    def _wait(
+        self, keys: Sequence[Key] | None, kids: tuple[int, ...], bids: tuple[int, ...] = ()
+    ) -> None:
         waiting = Clock(self._ledger, "wait_s", VALUES, keys=named(keys))
         try:
-            self._wait_for(kids)
+            self._wait_for(kids, bids)
         finally:
             self._waited_s += waiting.stop()
 
@@ -133,8 +154,9 @@ class BatchValues(ABC):
         """Take the next grant, if it can be waited for here."""
 
     @abstractmethod
-    def _wait_for(self, kids: tuple[int, ...]) -> None:
-        """Block until the values of these keys are here, or the batch is cancelled."""
+    def _wait_for(self, kids: tuple[int, ...], bids: tuple[int, ...]) -> None:
+        """Block until the values of these keys are here (or just these blocks of them), or the
+        batch is cancelled."""
 
     @property
     def version(self) -> int:

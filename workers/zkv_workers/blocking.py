@@ -188,6 +188,19 @@ class Worker:
         )
         self._call(make)
 
+    def buffers(self, params: Any) -> dict[Key, Array]:
+        """Return arrays of the shapes and dtypes of `params`, by the same keys, all zeros, to make
+        gradients in.
+
+        What is pushed from there is not copied, and servers of this machine read it where it lies.
+        From its push on an array is lent: it is yours again when the next batch is entered, or when
+        `batch.wait()` has returned. If it is changed before, that raises BufferError. So a batch
+        waits for the one before it, and `prefetch=1` hides nothing. Small keys are copied, as they
+        share blocks; under k-batch policies these are ordinary arrays.
+        """
+        self._check()
+        return faces.buffers(self._encoder, self._member, params)
+
     def batch(self, weight: float | None = 1.0) -> Batch:
         """Return the next mini-batch, of `weight` samples (None: `set_weight` says it before the
         block is left, and servers wait for it), as a context manager."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zkv_workers import faces
 from zkv_workers import signals as s
 from zkv_workers.batch import AnyBatch
-from zkv_workers.waiting import narrated
+from zkv_workers.waiting import narrated, reclaim
 
 if TYPE_CHECKING:
     from zkv_workers.blocking import Worker
@@ -36,6 +36,7 @@ class Batch(AnyBatch):
             what = f"the fate of batch {self.number}"
             with faces.awaiting_fate(self._ledger):
                 narrated(self._fate, config, patience_s, what, self._worker._reason)
+            reclaim(self._encoder.buffers, config, self._worker._reason)
         return self.outcome
 
     def __enter__(self) -> Batch:
@@ -43,14 +44,16 @@ class Batch(AnyBatch):
         with self._running.entering(self):
             if self._state is None:
                 self._grant(self._worker._next_grant())
+            worker = self._worker
+            reclaim(self._encoder.buffers, worker._config, worker._reason)
             self._begin()
         return self
 
     def _begin_again(self) -> None:
         self._grant(self._worker._next_grant())
 
-    def _wait_for(self, kids: tuple[int, ...]) -> None:
-        self._worker._call(lambda token: s.Await(token, self.number, kids), behind=False)
+    def _wait_for(self, kids: tuple[int, ...], bids: tuple[int, ...]) -> None:
+        self._worker._call(lambda token: s.Await(token, self.number, kids, bids), behind=False)
 
     def __exit__(
         self,
@@ -60,9 +63,11 @@ class Batch(AnyBatch):
     ) -> bool:
         finish = self._end(error)
         if finish is None:
+            self._encoder.buffers.left(self.number, None)
             return False
         self._fate = self._worker._start(
             finish, self._outlet.pipeline if self._out.beside else None
         )
         self._worker._watch(self._fate, self._settled)
+        self._encoder.buffers.left(self.number, self._fate)
         return error is not None

@@ -194,7 +194,8 @@ class Contributions:
         self.started = True
         self.counts["plain"] += 1
         values = {self._layout.entries[kid].spec.key: push.value}
-        for bid, payload in cut(self._layout, self._layout.blocks_in(group), values).items():
+        blocks, empty = self._layout.blocks_in(group), self.uploads.empty
+        for bid, payload in cut(self._layout, blocks, values, empty).items():
             self.uploads.push(name, grant, bid, Sealed(payload), self.index)
         self._conclude(c.Finish(name, grant, push.weight), (), push.token)
 

@@ -33,9 +33,10 @@ from zkv.spans import Spans
 from zkv.wire import split_route
 from zkv_net import loop as net
 from zkv_net import tracing
-from zkv_net.nearby import Nearby, payload_bytes
+from zkv_net.nearby import Nearby, NeverShown, payload_bytes
 from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_address
 from zkv_workers import signals as s
+from zkv_workers.assembly import coded
 from zkv_workers.choosing import Traffic
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.peers import Peers, machine
@@ -80,6 +81,7 @@ class Driver:
         self._data: dict[int, FdSocket] = {}
         why = "" if route == "direct" else "they go through the broker"
         self.nearby = Nearby(self._post, now, config.shared_bytes, why)
+        self.session.uploads.empty = self.nearby.memory.empty
         socket = new_socket(self._context, zmq.DEALER, data=False)
         try:
             connect(socket, config.broker)
@@ -272,7 +274,12 @@ class Driver:
             _, rest = split_route(frames)
             message = decode_data(rest[0].buffer, payload_bytes(rest))
             server = server_of(message)
-            payload, came = self.nearby.payload(server, rest[1:])
+            stays = isinstance(message, Block) and not coded(message)
+            try:
+                payload, came = self.nearby.payload(server, rest[1:], stay=stays)
+            except NeverShown:
+                self._send_forgotten(server)
+                raise
         except ProtocolError as error:
             log.warning("dropped a data message: %s", error)
             return
@@ -297,6 +304,12 @@ class Driver:
     def _from_peer(self, message: Data, payload: Any) -> None:
         if not self._closed:
             self.session.take(s.FromPeer(message, payload), now())
+
+    def _send_forgotten(self, server: int) -> None:
+        member = self.session.member
+        if member is not None:
+            answer = self.nearby.forgotten(server, member.incarnation)
+            self._send_data(server, encode_data(answer), None)
 
     def _tick(self) -> None:
         if not self._closed:

@@ -29,6 +29,7 @@ from zkv_codecs.spec import codec
 from zkv_net.spares import Spares
 from zkv_workers import devices
 from zkv_workers.accounts import Accounts
+from zkv_workers.buffers import Buffers
 from zkv_workers.choosing import Chooser, Traffic, Unit
 from zkv_workers.memories import Memories, Step
 
@@ -77,7 +78,9 @@ class Encoder:
     _chooser: Chooser | None = None
     _ways: dict[int, _Way] = field(default_factory=dict)
     """By block, with the keys that it had then: one of them may move out."""
-    _spares: Spares = field(default_factory=Spares)
+    spares: Spares = field(default_factory=Spares)
+    """Where blocks lie that are sent as they are."""
+    buffers: Buffers = field(default_factory=lambda: Buffers(np.empty, lambda array: False))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Two blocks of a batch may be encoded on two threads; one after the other."""
 
@@ -192,26 +195,36 @@ class Encoder:
         return block.size >= LONG and (way.unit is not None or bool(way.codec.chain.stages))
 
     def encode(
-        self, layout: Layout, block: BlockSpec, values: Array, batch: int, *, own: bool = False
+        self,
+        layout: Layout,
+        block: BlockSpec,
+        values: Array,
+        batch: int,
+        *,
+        own: bool = False,
+        lent: bool = False,
     ) -> Sealed:
         """Return a block as it travels; `values` are flat and stored.
 
-        `own`: they are the encoder's from now on, else they stay the caller's. Of values on a
+        `own`: they are the encoder's from now on, else they stay the caller's; `lent`: and stay as
+        they are until the batch is settled. Of values on a
         device, the payload is complete when `devices.working` is left. May be called from several
         threads.
         """
         way = self._way(layout, block)
         if way.unit is None and way.codec == NONE and block.bid not in self.memories.by_block:
-            return Sealed(values if own else self._owned(values))
+            return Sealed(values if own or lent else self._owned(values))
         with self._lock:
-            return self._encode(layout, way, values, batch, own)
+            return self._encode(layout, way, values, batch, own, lent)
 
     def _owned(self, values: Array) -> Array:
         if devices.home(values) != devices.HOST:
             return devices.own(values, values)
-        return self._spares.copy_of(values)
+        return self.spares.copy_of(values)
 
-    def _encode(self, layout: Layout, way: _Way, values: Array, batch: int, own: bool) -> Sealed:
+    def _encode(
+        self, layout: Layout, way: _Way, values: Array, batch: int, own: bool, lent: bool
+    ) -> Sealed:
         self.memories.hear()
         block = way.block
         given = dense(widen(values, layout.dtype(block)))
@@ -224,7 +237,7 @@ class Encoder:
         owed, memory.owed = memory.owed, None
         if codec == NONE and owed is None:
             account.add(codec.text, values.nbytes, values.nbytes, 0.0)
-            return Sealed(values if own else self._owned(values))
+            return Sealed(values if own or lent else self._owned(values))
         if owed is not None:
             given = replace(given, values=given.values + owed)
         # A chooser looks at what was given after it was encoded.

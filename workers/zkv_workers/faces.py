@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from zkv import control as c
 from zkv import span_split
 from zkv.dtypes import Array, dtype_of, stored_view
@@ -19,15 +21,17 @@ from zkv.spans import TRAINING, Spans
 from zkv.time_split import PARTS, Meter, Part
 from zkv.wire import MODEL
 from zkv_workers import signals as s
+from zkv_workers.buffers import Buffers
 from zkv_workers.config import SessionConfig
 from zkv_workers.devices import to_host
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.footprint import footprint, peak_mib
 from zkv_workers.model import as_arrays, check_weight, specs_of
-from zkv_workers.packing import check_gradient, unpack
+from zkv_workers.packing import check_gradient
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.session import Session
+from zkv_workers.unpacking import unpack
 
 Key = str | int
 
@@ -160,8 +164,39 @@ def plain_push(driver: Driver, key: Key, value: Any, weight: float) -> tuple[Key
     return key, stored_view(array, dtype_of(array)).copy(), check_weight(weight)
 
 
+LOOK_S = 0.0002
+"""How long to wait before it is looked again whether a reader has let go: there is nothing to wait
+for in shared memory."""
+
+
+def looks(patience_s: float) -> Iterator[None]:
+    """Yield as long as there is patience."""
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        yield
+
+
+def still_lent(batch: int, patience_s: float) -> str:
+    """Say that servers do not let go of a batch's arrays."""
+    return (
+        f"a server still reads gradients of batch {batch} in `worker.buffers` {patience_s:g} s "
+        "after it was settled: does that server still run?"
+    )
+
+
+def buffers(encoder: Encoder, member: s.Membership, params: Any) -> dict[Key, Array]:
+    """Return what `Worker.buffers` does."""
+    arrays = as_arrays(params)
+    if member.policy.startswith("k-batch-"):
+        # A contribution may wait there for later ones of its own worker.
+        return {key: np.zeros_like(array) for key, array in arrays.items()}
+    return encoder.buffers.make(arrays)
+
+
 def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:
     """Tell a worker's encoder who it encodes for."""
+    encoder.spares = driver.nearby.memory
+    encoder.buffers = Buffers(driver.nearby.memory.empty, driver.nearby.is_lent)
     encoder.seed = member.number
     welcome = driver.session.member
     encoder.decoders = max(1, member.world) / max(1, len(welcome.servers) if welcome else 1)

@@ -144,8 +144,8 @@ class Incoming:
             self._answer(event.token, None)
             return
         self.note(event, now)
-        blocks = self._layout.blocks_for(event.kids)
-        missing = {block.bid for block in blocks} - cycle.blocks.keys()
+        bids = event.bids or [block.bid for block in self._layout.blocks_for(event.kids)]
+        missing = set(bids) - cycle.blocks.keys()
         self._waits.append(_Wait(event.token, event.batch, missing))
         self._serve()
 

@@ -21,7 +21,8 @@ from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.devices import to_host
 from zkv_workers.encoding import Encoder
-from zkv_workers.packing import Packer, read_into, unpack_kids
+from zkv_workers.packing import Packer
+from zkv_workers.unpacking import Unpacking, read_into, views
 
 Key = str | int
 
@@ -144,6 +145,7 @@ class BatchState:
         self._arrays: dict[int, Array] = {}
         self._spares = spares
         self._params: dict[Key, Array] | None = None
+        self._unpacking: Unpacking | None = None
         self.packer = Packer(layout, kids, encoder, grant.batch)
 
     def missing(self, keys: Sequence[Key] | None = None) -> tuple[int, ...]:
@@ -187,13 +189,49 @@ class BatchState:
         """
         self.check()
         if self._params is None:
-            rest = [kid for kid in self._kids if kid not in self._arrays]
-            self._arrays |= unpack_kids(self.layout, rest, self._blocks, None, self._spares)
+            self.take_in(self._kids)
             names = self.layout.kid_of
             self._params = {
                 key: self._arrays[kid] for key, kid in names.items() if kid in self._model
             }
         return self._params
+
+    def views(self) -> dict[Key, Array]:
+        """Return the model as read-only arrays, which lie where the values have come, or are
+        copies. All values have to be here.
+
+        Raises:
+            Cancelled: the batch no longer counts.
+        """
+        self.check()
+        seen = views(self.layout, self._kids, self._blocks, self._spares)
+        return {key: seen[kid] for key, kid in self.layout.kid_of.items() if kid in seen}
+
+    def first_missing(self, kids: Sequence[int], nbytes: int) -> tuple[int, ...]:
+        """Copy what is here of these keys' values; return the blocks that are to come first, about
+        so many bytes; none: that would be all."""
+        found: list[int] = []
+        for bid in self.take_in(kids):
+            if nbytes <= 0:
+                return tuple(found)
+            found.append(bid)
+            nbytes -= self.layout.block_bytes(self.layout.blocks[bid])
+        return ()
+
+    def take_in(self, kids: Iterable[int]) -> list[int]:
+        """Copy what is here of these keys' values; return the blocks that are missing still, as
+        they are expected to come."""
+        rest = frozenset(kid for kid in kids if kid not in self._arrays)
+        if not rest:
+            return []
+        unpacking = self._unpacking
+        if unpacking is None or unpacking.kids != rest:
+            unpacking = Unpacking(self.layout, tuple(rest), self._spares)
+        unpacking.take(self._blocks)
+        self._unpacking = unpacking if unpacking.missing else None
+        if not unpacking.missing:
+            self._arrays |= unpacking.arrays()
+        return list(unpacking.missing)
 
     def names(self) -> dict[int, Key]:
         """Return the model's keys by number, of tied ones the first."""
@@ -212,8 +250,7 @@ class BatchState:
         """
         self.check()
         kid = self._kid(key)
-        if kid not in self._arrays:
-            self._arrays |= unpack_kids(self.layout, [kid], self._blocks, None, self._spares)
+        self.take_in((kid,))
         return self._arrays[kid]
 
     def read_into(self, key: Key, out: Any) -> None:
@@ -272,8 +309,8 @@ class ConnectOptions(TypedDict, total=False):
     window_bytes: int
     """Bytes that may be unacknowledged at each server."""
     shared_bytes: int
-    """Memory through which payloads go to servers of the same machine and user, by default 16 MiB;
-    0: through sockets."""
+    """Memory through which payloads go to servers of the same machine and user, at most
+    (default: 1 GiB); 0: through sockets."""
     prefetch: int | None
     """1: a batch begins as soon as it is granted, on the values that the one before it was granted;
     its own travel meanwhile, and serve the next one. So each gradient is older by one of this

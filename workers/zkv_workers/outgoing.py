@@ -128,7 +128,7 @@ class Outgoing:
             if one.staged:
                 continue
             if encoder.takes_long(state.layout, state.layout.blocks[one.bid]):
-                self._send_beside(one if one.own or lend else one.copied(), weight)
+                self._send_beside(one if one.own or one.lent or lend else one.copied(), weight)
                 beside = True
                 continue
             sealed = self._seal(one, TRAINING)

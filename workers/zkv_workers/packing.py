@@ -1,4 +1,4 @@
-"""Between a user's arrays and blocks: gradients are packed, values are unpacked.
+"""From a user's arrays to blocks: gradients are packed (`unpacking` is the way back).
 
 Each copy happens here and only once. What is packed is the project's own memory, so the caller may
 do what it likes with its array as soon as the call returns.
@@ -7,17 +7,16 @@ do what it likes with its array as soon as the call returns.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from zkv.dtypes import DTYPES, Array, DType, dtype_of, user_view
+from zkv.dtypes import DTYPES, Array, DType, dtype_of
 from zkv.errors import KeyMismatch
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
-from zkv_net.spares import Spares
 from zkv_workers import devices, several, staging
 from zkv_workers.encoding import Encoder, Sealed
 
@@ -56,6 +55,8 @@ class Full:
     values: Array
     own: bool
     """Whether they are ours: else the caller's array, which it may change."""
+    lent: bool = False
+    """Whether the caller's array stays as it is until the batch is settled."""
     staged: tuple[staging.Staged, ...] = ()
     """Gradients on devices. A key that has its blocks for itself has no values beside it; those of
     keys that share a block are yet to be put into them."""
@@ -66,6 +67,9 @@ class Full:
 
 
 NOTHING: Array = np.empty(0, np.uint8)
+Empty = Callable[[int, Any], Array]
+"""Makes a flat array of a size and dtype."""
+fresh: Empty = np.empty
 
 
 class Packer:
@@ -127,7 +131,11 @@ class Packer:
             self._left_out.add(kid)
             return []
         blocks = layout.blocks_with(kid)
-        full = [self._fill(block, kid, flat, own) for block in blocks]
+        alone = all(len(block.segments) == 1 for block in blocks)
+        lent = alone and self._encoder.buffers.holds(given)
+        if lent:
+            self._encoder.buffers.lend(self._batch, key, given)
+        full = [self._fill(block, kid, flat, own, lent) for block in blocks]
         return [one for one in full if one is not None]
 
     def add_all(self, gradients: Iterable[tuple[Key, Any]], *, own: bool = False) -> Iterator[Full]:
@@ -180,7 +188,9 @@ class Packer:
             kid: (given[kid][0], weakref.ref(array))
             for kid, array in zip(kids, arrays, strict=True)
         }
-        return np.concatenate(arrays, axis=None)
+        bucket = self._encoder.spares.empty(block.size, dtype)
+        np.concatenate([array.reshape(-1) for array in arrays], out=bucket)
+        return bucket
 
     def _cuts(self, kid: int) -> list[int]:
         """Return where a key's blocks begin and end."""
@@ -204,7 +214,9 @@ class Packer:
             else:
                 start, stop = self._spans[block.bid][kid]
                 full.values[start:stop] = flat
-        return self._encoder.encode(layout, block, full.values, self._batch, own=full.own)
+        return self._encoder.encode(
+            layout, block, full.values, self._batch, own=full.own, lent=full.lent
+        )
 
     def sealing(self, full: Iterable[Full]) -> Iterator[tuple[int, Sealed]]:
         """Yield blocks as they travel, by number, those of one key on a device together.
@@ -233,16 +245,18 @@ class Packer:
         return list(self.sealing(full))
 
     def _fill(
-        self, block: BlockSpec, kid: int, flat: Array | staging.Staged, own: bool
+        self, block: BlockSpec, kid: int, flat: Array | staging.Staged, own: bool, lent: bool
     ) -> Full | None:
         if len(block.segments) == 1:
             only = block.segments[0]
             if isinstance(flat, staging.Staged):
                 return Full(block.bid, NOTHING, own=False, staged=(flat,))
-            return Full(block.bid, flat[only.start : only.stop], own)
+            return Full(block.bid, flat[only.start : only.stop], own, lent)
         if block.bid not in self._buckets:
             dtype = flat.dtype.stored if isinstance(flat, staging.Staged) else flat.dtype
-            self._buckets[block.bid] = (np.zeros(block.size, dtype), set(block.kids))
+            bucket = self._encoder.spares.empty(block.size, dtype)
+            bucket[:] = 0
+            self._buckets[block.bid] = (bucket, set(block.kids))
             self._spans[block.bid] = ranges(block)
         values, missing = self._buckets[block.bid]
         if isinstance(flat, staging.Staged):
@@ -294,103 +308,15 @@ def ranges(block: BlockSpec) -> dict[int, tuple[int, int]]:
 
 
 def cut(
-    layout: Layout, blocks: Iterable[BlockSpec], values: Mapping[Key, Array]
+    layout: Layout,
+    blocks: Iterable[BlockSpec],
+    values: Mapping[Key, Array],
+    empty: Empty = fresh,
 ) -> dict[int, Array]:
-    """Cut flat values of whole keys into blocks (for their initialisation)."""
+    """Cut flat values of whole keys into blocks, in arrays that `empty` makes."""
     packed = {}
     for block in blocks:
         parts = [values[layout.entries[s.kid].spec.key][s.start : s.stop] for s in block.segments]
-        packed[block.bid] = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
+        packed[block.bid] = empty(block.size, parts[0].dtype)
+        np.concatenate(parts, out=packed[block.bid])
     return packed
-
-
-def unpack(
-    layout: Layout,
-    kids: Sequence[int],
-    blocks: Mapping[int, Array],
-    parts: Mapping[int, Sequence[int]] | None = None,
-) -> dict[Key, Array]:
-    """Return fresh, writable arrays of these keys out of received blocks (flat, stored dtype).
-
-    `parts` names the keys of blocks that came in part. Names of tied keys give the same array.
-    """
-    arrays = unpack_kids(layout, kids, blocks, parts)
-    return {key: arrays[kid] for key, kid in layout.kid_of.items() if kid in arrays}
-
-
-def unpack_kids(
-    layout: Layout,
-    kids: Sequence[int],
-    blocks: Mapping[int, Array],
-    parts: Mapping[int, Sequence[int]] | None = None,
-    spares: Spares | None = None,
-) -> dict[int, Array]:
-    """Return what `unpack` does, by the keys' numbers; `blocks` may have others beside theirs.
-    Fresh is what nobody else has: of `spares`, too."""
-    wanted, empty = set(kids), np.empty if spares is None else spares.empty
-    parts = {} if parts is None else parts
-    bids = {bid for kid in kids for bid in layout.blocks_of_key[kid]}
-    # Not an intersection of keys: another thread may add blocks meanwhile.
-    here = [layout.blocks[bid] for bid in bids if bid in blocks]
-    buckets = [
-        block
-        for block in here
-        if len(block.segments) > 1 and block.bid not in parts and wanted.issuperset(block.kids)
-    ]
-    flat: dict[int, Array] = {}
-    for block in buckets:
-        # Copied at once; its keys' arrays are parts of that copy.
-        copied = blocks[block.bid].copy()
-        flat |= {kid: copied[start:stop] for kid, (start, stop) in ranges(block).items()}
-    for kid in wanted - flat.keys():
-        spec = layout.entries[kid].spec
-        flat[kid] = empty(_size(spec.shape), DTYPES[spec.dtype].stored)
-    copied_bids = {block.bid for block in buckets}
-    for block in [block for block in here if block.bid not in copied_bids]:
-        values, start = blocks[block.bid], 0
-        present = set(parts.get(block.bid, block.kids))
-        for segment in block.segments:
-            if segment.kid not in present:
-                continue
-            stop = start + segment.stop - segment.start
-            if segment.kid in wanted:
-                flat[segment.kid][segment.start : segment.stop] = values[start:stop]
-            start = stop
-    return {
-        kid: user_view(values, DTYPES[layout.entries[kid].spec.dtype]).reshape(
-            layout.entries[kid].spec.shape
-        )
-        for kid, values in flat.items()
-    }
-
-
-def read_into(layout: Layout, kid: int, blocks: Mapping[int, Array], out: Any) -> None:
-    """Write a key's values into a contiguous array of its shape and dtype, or into several of them.
-
-    Raises:
-        KeyMismatch: another shape or dtype, or its elements are not one run of memory.
-    """
-    spec = layout.entries[kid].spec
-    if not isinstance(out, np.ndarray):
-        for one in several.each(out):
-            check_gradient(layout, spec.key, kid, one)
-        several.write(spec.key, unpack_kids(layout, [kid], blocks)[kid], out)
-        return
-    dtype = check_gradient(layout, spec.key, kid, out)
-    if not (out.flags.c_contiguous and out.flags.writeable):
-        raise KeyMismatch(f"key {spec.key!r}: read_into takes a writable, C-contiguous array")
-    flat = out.reshape(-1).view(dtype.stored)
-    for bid in layout.blocks_of_key[kid]:
-        start = 0
-        for segment in layout.blocks[bid].segments:
-            stop = start + segment.stop - segment.start
-            if segment.kid == kid:
-                flat[segment.start : segment.stop] = blocks[bid][start:stop]
-            start = stop
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size

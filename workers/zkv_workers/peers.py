@@ -32,7 +32,7 @@ from zkv.errors import ConfigError, ProtocolError
 from zkv.wire import split_route
 from zkv_net import loop as net
 from zkv_net import nearby
-from zkv_net.nearby import Nearby, payload_bytes
+from zkv_net.nearby import Nearby, NeverShown, payload_bytes
 from zkv_net.sockets import FdSocket, bind, connect, join_address, new_socket
 
 log = logging.getLogger("zkv.worker")
@@ -141,6 +141,10 @@ class Peers:
                 log.warning("dropped a %s that came over another route", type(message).__name__)
                 return
             payload, came = self.nearby.payload(peer, rest[1:])
+        except NeverShown as error:
+            self._say(peer, self.nearby.forgotten(self._me()[0], peer))
+            log.warning("dropped a message of a worker: %s", error)
+            return
         except ProtocolError as error:
             log.warning("dropped a message of a worker: %s", error)
             return

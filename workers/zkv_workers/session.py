@@ -16,6 +16,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
+from zkv.placement import NEAR_BYTES_PER_S
 from zkv.wire import MODEL, SEEDS, open_envelope
 from zkv_workers import signals as s
 from zkv_workers.aside import Aside
@@ -42,18 +43,13 @@ class Session:
         self.uploads = Uploads(self.layout, config)
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
-        self._told = Told(self._link, measuring=config.measures)
+        rate = NEAR_BYTES_PER_S if config.near else 0.0
+        self._told = Told(self._link, measuring=config.measures, rate=rate)
         self._probe = LinkProbe(config.measures, self._told.measured)
-        self.together = Together(
-            self.layout,
-            self._link,
-            self.uploads,
-            config,
-            lambda: self.incoming,
-            lambda: self.made.index,
-        )
-        ways = (self.layout, self._link, self.uploads, self._answer, self._told.tell)
-        self.made = Contributions(*ways, config.prefetch, self.together)
+        here = (self.layout, self._link, self.uploads)
+        self.together = Together(*here, config, lambda: self.incoming, lambda: self.made.index)
+        told = (self._answer, self._told.tell)
+        self.made = Contributions(*here, *told, config.prefetch, self.together)
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self.aside = Aside(self.layout, self.uploads, self.requests, self._answer)
         self.incoming = Incoming(
@@ -294,6 +290,8 @@ class Session:
             case c.Settled(fates=fates):
                 for group, batch, version, why in fates:
                     self.made.settled(group, batch, version, why, self.now)
+                    if group == MODEL:
+                        self.downloads.committed(version)
                 self._send_pulls()
             case c.Reply(token=token, value=value, index=index):
                 self.made.index = max(self.made.index, index)

@@ -96,11 +96,12 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until the values of these keys are here; answered too when the batch was cancelled."""
+    """Wait for the values of these keys, or just these blocks; answered too if it was cancelled."""
 
     token: int
     batch: int
     kids: tuple[int, ...]
+    bids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +338,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The answer to `Pull`: blocks (or parts of blocks: the keys of `parts`) at one point of the
-    log."""
+    """The answer to `Pull`: blocks (or parts of them: the keys of `parts`) at one log index."""
 
     version: int
     kids: tuple[int, ...]

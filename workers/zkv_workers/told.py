@@ -19,12 +19,12 @@ from zkv_workers.requests import Requests
 class Told:
     """Offers of keys, and the pool of samples."""
 
-    def __init__(self, link: Link, *, measuring: bool = False) -> None:
+    def __init__(self, link: Link, *, measuring: bool = False, rate: float = 0.0) -> None:
         self.inside = False
         """Whether the broker has let this worker in: nothing but the hello may be said before."""
         self._measuring = measuring
         """Whether offers wait until it is known how fast the link is."""
-        self._link_rate = 0.0
+        self._link_rate = rate
         self._link = link
         self._offers: dict[int, s.Initialise] = {}
         self._pool: s.UsePool | None = None

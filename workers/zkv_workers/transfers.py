@@ -23,15 +23,13 @@ from zkv_workers.assembly import Assembly, coded
 from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
-from zkv_workers.packing import cut
+from zkv_workers.packing import Empty, cut, fresh
 from zkv_workers.signals import Narrate, SendData
 
 EARLY_BLOCKS_MAX = 4096
-"""Blocks kept for grants that the broker has not announced yet; the rest is asked for later."""
-
+"""Blocks kept for grants that are not announced yet; the rest is asked for later."""
 LAST = 2**62
 """The place of a contribution's end: behind all of its blocks."""
-
 OVER_MAX = 256
 """Grants of late that are complete or cancelled: a block of theirs that comes again is dropped."""
 
@@ -45,6 +43,7 @@ class Uploads:
         self._priority = config.priority
         self._windows: dict[int, Window[SendData]] = {}
         self._pace = None if config.near else Pace()
+        self.empty: Empty = fresh
         self.bytes_sent = 0
         self.bytes_arrived = 0
         """Acknowledged ones."""
@@ -74,11 +73,10 @@ class Uploads:
     ) -> int:
         """Queue a block, or a sum `of` some; return the server that it goes to."""
         server = self._layout.blocks[bid].server
-        payload = sealed.payload
+        payload, at = sealed.payload, bid if of is None else -2 - bid
         message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight, of)
         data, order = SendData(server, message, payload), self._order(name, bid)
-        label = (name, bid if of is None else -2 - bid)
-        self._window(server).offer(label, payload.nbytes, data, order)
+        self._window(server).offer((name, at), payload.nbytes, data, order)
         self.bytes_sent += payload.nbytes
         return server
 
@@ -104,7 +102,7 @@ class Uploads:
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
     ) -> None:
         """Queue the initial values of an initialisation: they are pushed like a contribution."""
-        for bid, payload in cut(self._layout, message.blocks, values).items():
+        for bid, payload in cut(self._layout, message.blocks, values, self.empty).items():
             self.push(name, message.init, bid, Sealed(payload), message.index)
         self.end_seeds(name, message)
 
@@ -156,10 +154,8 @@ class Uploads:
         """
         for server, window in self._windows.items():
             before = window.in_flight
-            names: set[Hashable] = {
-                one for one in window.names() if isinstance(one, tuple) and one[0] == name
-            }
-            if names:
+            ours = (n for n in window.names() if isinstance(n, tuple) and n[0] == name)
+            if names := set[Hashable](ours):
                 window.forget(names)
             arrived = before - window.in_flight
             if arrived and arrived_at is not None:
@@ -229,6 +225,11 @@ class Downloads:
     def held_blocks(self) -> Mapping[int, Array]:
         """The blocks that deltas are added to."""
         return {} if self._held is None else self._held.blocks
+
+    def committed(self, version: int) -> None:
+        """The log has come to this version: it will not grant an older one again."""
+        if self._held is not None and self._held.granted.version <= version:
+            self._before = None
 
     def receipts(self) -> list[SendData | Narrate]:
         """Return one receipt for each server and grant: their blocks have arrived since.
@@ -363,8 +364,8 @@ class Downloads:
 
     def owing(self) -> set[int]:
         """Return the servers that have not sent everything that was granted."""
-        missing = [bid for assembly in self._open.values() for bid in assembly.missing]
-        return {self._layout.blocks[bid].server for bid in missing}
+        open_ = self._open.values()
+        return {self._layout.blocks[bid].server for one in open_ for bid in one.missing}
 
     def overdue(self, incarnation: int, now: float) -> list[SendData]:
         """Return requests for blocks that have not come for too long, or not in a form of use."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from zkv.errors import WaitTimeout
 from zkv_workers import faces
 from zkv_workers import signals as s
+from zkv_workers.buffers import Buffers
 from zkv_workers.config import SessionConfig
 
 log = logging.getLogger("zkv.worker")
@@ -99,3 +101,22 @@ def narrated(
         if concurrent.futures.wait([future], pause_s).done:
             return future.result()
     raise WaitTimeout(faces.explained(f"{what} did not come within {patience_s:g} s", reason()))
+
+
+def reclaim(buffers: Buffers, config: SessionConfig, reason: Callable[[], str]) -> None:
+    """Wait until the arrays that earlier batches have lent are the caller's again.
+
+    Raises:
+        WaitTimeout: some are not within `wait_timeout_s`; the batch is named, and who is missing.
+        BufferError: one was changed while it was lent.
+    """
+    for batch, fate in buffers.lent:
+        what = f"the fate of batch {batch}, whose gradients lie in `worker.buffers`"
+        if fate is not None and not fate.done():
+            narrated(fate, config, config.wait_timeout_s, what, reason)
+        for _ in faces.looks(config.wait_timeout_s):
+            if buffers.free(batch):
+                break
+            time.sleep(faces.LOOK_S)
+        else:
+            raise WaitTimeout(faces.still_lent(batch, config.wait_timeout_s))
