@@ -122,6 +122,26 @@ async def test_a_ring_of_two_has_the_bits_of_servers_and_one_of_four_differs_by_
         np.testing.assert_allclose(found[0][0], reference[0][0], rtol=2e-5, atol=1e-6)
 
 
+async def test_gradients_are_made_in_buffers_that_nobody_copies() -> None:
+    """They are the program's again when the batch is settled, which the sums wait for, too."""
+
+    async def body(worker: AsyncWorker) -> Array:
+        params = {"w": np.zeros(ELEMENTS, np.float32)}
+        await worker.init(params)
+        made = worker.buffers(params)
+        for turn in range(UPDATES):
+            async with worker.batch(weight=1.0 + worker.rank) as batch:
+                made["w"][:] = gradient(worker.rank, turn)
+                batch.push("w", made["w"])
+        assert await batch.wait() == "committed"
+        return await worker.pull("w")
+
+    reference, _ = await trained("servers", 2)
+    async with cluster(2, topology="ring", workers=2, optimizer=SGD) as made:
+        for values in await made.run(body, body):
+            assert values.tobytes() == reference[0][0].tobytes()
+
+
 async def test_with_one_server_all_keys_are_there() -> None:
     options: dict[str, Any] = {"topology": "one-server", "placement": "by_hash"}
     async with cluster(3, **options) as made, made.worker(0, world=1) as worker:
