@@ -115,6 +115,13 @@ class Together:
                 return f"{one} is at a barrier"
             if not one.address:
                 return f"{one} cannot be reached by other workers"
+        far = len({one.machine for one in workers}) > 1
+        for one in workers if far else ():
+            if only_here(one.address):
+                return (
+                    f"{one} listens at {one.address}, which only its own machine reaches, as it "
+                    "has dialled the broker there: give it the broker's other address"
+                )
         return alone(self.topology, [Member(one.number, one.machine) for one in workers])
 
     def _begin(self, members: dict[int, int], group: Group, out: Decisions) -> list[Arrival]:
@@ -221,3 +228,9 @@ class Together:
             "came_apart": self.came_apart,
             "why": self.why,
         }
+
+
+def only_here(address: str) -> bool:
+    """Return whether nobody but its own machine reaches an address."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -18,6 +18,7 @@ from zkv.aggregation_costs import ring_sent_bytes
 from zkv.aio import AsyncWorker
 from zkv.dtypes import Array
 from zkv.errors import ConfigError, PushRefused
+from zkv_brokers import together
 from zkv_workers import signals as s
 from zkv_workers.session import Session
 
@@ -27,6 +28,7 @@ NBYTES = 4 * ELEMENTS
 UPDATES = 3
 SGD = "sgd:lr=0.1"
 LOST_S = 1.0
+ONLY_HERE = together.only_here
 
 
 def gradient(rank: int, turn: int, size: int = ELEMENTS) -> Array:
@@ -34,7 +36,8 @@ def gradient(rank: int, turn: int, size: int = ELEMENTS) -> Array:
 
 
 def two_hosts(patch: pytest.MonkeyPatch) -> None:
-    """Let ranks 0 and 1 be on one machine, 2 and 3 on another."""
+    """Let ranks 0 and 1 be on one machine, 2 and 3 on another, which reach each other."""
+    patch.setattr(together, "only_here", lambda address: False)
     original = Session.take
 
     def take(self: Session, event: s.Input, now: float) -> None:
@@ -268,6 +271,22 @@ async def test_who_can_only_dial_out_keeps_all_with_the_servers() -> None:
     assert found[0][0].tobytes() == found[1][0].tobytes()
     assert status["topology"]["updates"] == 0
     assert "cannot be reached by other workers" in status["topology"]["why"]
+
+
+async def test_a_worker_that_only_its_own_machine_reaches_keeps_all_with_the_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has dialled the broker on loopback, and others come from elsewhere."""
+    two_hosts(monkeypatch)
+    monkeypatch.setattr(together, "only_here", ONLY_HERE)
+    _, figures = await trained("ring", 4)
+    assert (figures.updates, figures.came_apart) == (0, 0)
+    assert "which only its own machine reaches" in figures.why
+    assert [ONLY_HERE(f"tcp://{host}:7") for host in ("127.0.0.1", "[::1]", "10.0.0.1")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 async def test_momentum_is_the_servers_matter() -> None:
