@@ -17,7 +17,7 @@ from zkv.wire import MODEL, ContributionId, KeySpec
 from zkv_brokers.aggregates import Joined
 
 GRANT = 5
-WEIGHTS = {1: 1.0, 2: 2.0, 3: 4.0}
+WEIGHTS = {1: 3.0, 2: 2.0, 3: 4.0}
 SIZE = 8
 
 
@@ -86,7 +86,7 @@ def test_a_sum_stands_for_all_that_are_in_it() -> None:
         push_sum(rig, bid, total(1, 2, 3), 2, 1, 3)
     assert sorted(held(rig), key=lambda one: one.incarnation) == [name(who) for who in WEIGHTS]
     commit(rig, 1, 2, 3)
-    expected = -0.1 * divided(total(1, 2, 3), 7.0).astype(np.float64)
+    expected = -0.1 * divided(total(1, 2, 3), 9.0).astype(np.float64)
     np.testing.assert_allclose(rig.values()[0], np.concatenate([expected] * 2), rtol=1e-6)
 
 
@@ -113,7 +113,7 @@ def test_who_skips_the_block_needs_no_sum_and_has_its_weight() -> None:
         push_sum(rig, bid, total(1, 2), 1, 2)
     assert len(held(rig)) == 3
     commit(rig, 1, 2, 3)
-    expected = np.concatenate([-0.1 * divided(total(1, 2), 7.0)] * 2)
+    expected = np.concatenate([-0.1 * divided(total(1, 2), 9.0)] * 2)
     np.testing.assert_allclose(rig.values()[0], expected, rtol=1e-6)
 
 

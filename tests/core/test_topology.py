@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from zkv import control as c
 from zkv.aggregation_costs import ring_rounds, ring_sent_bytes
 from zkv.data_messages import Addend
+from zkv.layout import Layout
 from zkv.placements import placement
 from zkv.sums import tree_sum, weighted
 from zkv.topology import (
@@ -29,7 +30,8 @@ from zkv.topology import (
     sent_bytes,
     topology,
 )
-from zkv_workers.joint import Round, Term
+from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
+from zkv_workers.joint import Round, Term, own_term
 
 RING, HOSTS = Topology("ring"), Topology("hierarchical")
 hosts = st.lists(st.sampled_from("abcde"), min_size=2, max_size=9)
@@ -219,6 +221,30 @@ def test_members_of_one_host_are_neighbours_in_the_ring() -> None:
     assert one == Route((2, 1), 4, (4,))
     assert routes(RING, members, 3, {5: 8})[5] == Route((4, 3), 0, ())
     assert routes(RING, members, 0, {5: 8})[5] == Route((3, 0), None, (2,))
+
+
+def test_an_own_term_is_weighted_and_says_nothing_of_skipped_keys() -> None:
+    """Whatever was sent for them: adding -0.0 changes no bit of the others' sum."""
+    layout = Layout()
+    entries = [
+        KeyEntry(0, KeySpec("a", "float16", (2,))),
+        KeyEntry(1, KeySpec("b", "float16", (3,))),
+    ]
+    block = BlockSpec(0, 0, [Segment(0, 0, 2), Segment(1, 0, 3)])
+    layout.add(entries, [block])
+    sent, addend = np.arange(1, 6, dtype=np.float16), Addend(c.ContributionId(1, 0, 1), 1, 3.0)
+    term = own_term(layout, block, sent, addend, (1,), 7)
+    assert term.values is not None
+    assert term.values.dtype == np.float32
+    assert term.values.tolist() == [3.0, 6.0, 0.0, 0.0, 0.0]
+    assert np.signbit(term.values[2:]).all()
+    assert (term.of, term.index, term.own) == ((addend,), 7, True)
+    assert sent.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_the_largest_blocks_are_shared_out_first() -> None:
+    assert owners({0: 1, 1: 1, 2: 2}, 2) == {2: 0, 0: 1, 1: 1}
+    assert owners({5: 4, 6: 4, 7: 4, 8: 4}, 4) == {5: 0, 6: 1, 7: 2, 8: 3}
 
 
 def test_what_brings_nothing_says_so() -> None:

@@ -138,10 +138,7 @@ class Together:
             for one in message.members
             if one.incarnation != self.incarnation
         }
-        gone = self.companions.meet(others)
-        if gone:
-            self._ask(now)
-        self._out += gone
+        self._out += self.companions.meet(others)
         for bid, (sealed, weight) in list(mine.blocks.items()):
             self._give(mine, bid, sealed, weight)
         self._give_rest(mine)
