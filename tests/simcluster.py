@@ -510,6 +510,7 @@ class Sim:
             weight = None if self.rng.random() < options.undeclared else 1.0 + rank
             state = worker.running.add(BatchState(grant, weight, worker.encoder))
             worker.samples = grant.samples
+            yield from self._begun(state)
             if asks:
                 yield from self._look(route, worker, state)
             elif missing := state.missing():
@@ -535,6 +536,10 @@ class Sim:
             yield s.Barrier
             yield s.Begin
         yield s.Leave
+
+    def _begun(self, state: BatchState) -> Program:
+        """What else a batch begins with."""
+        yield from ()
 
     def _look(
         self, route: bytes, worker: SimWorker, state: BatchState, *, back: bool = False

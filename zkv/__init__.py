@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zkv.errors import Cancelled as Cancelled
     from zkv.errors import ZkvError as ZkvError
     from zkv.sums import weighted_mean as weighted_mean
+    from zkv.tables import Table as Table
     from zkv_cli.local import local as local
     from zkv_workers.blocking import Batch as Batch
     from zkv_workers.blocking import Worker as Worker
@@ -33,6 +34,7 @@ _WHERE = {
     "Batch": ("zkv_workers.blocking", "Batch"),
     "local": ("zkv_cli.local", "local"),
     "weighted_mean": ("zkv.sums", "weighted_mean"),
+    "Table": ("zkv.tables", "Table"),
     "OnDevices": ("zkv_workers.several", "OnDevices"),
     "ZkvError": ("zkv.errors", "ZkvError"),
     "Cancelled": ("zkv.errors", "Cancelled"),
@@ -43,6 +45,7 @@ __all__ = [
     "Batch",
     "Cancelled",
     "OnDevices",
+    "Table",
     "Worker",
     "ZkvError",
     "aio",

@@ -59,6 +59,7 @@ from zkv.wire import (
     Key,
     KeySpec,
     Name,
+    TableSpec,
     Text,
     UInt,
     Weight,
@@ -85,6 +86,7 @@ class Offer(Frozen, frozen=True, tag=40):
     plain: bool
     link_rate: Seconds = 0.0
     """What its way to a server carries, in bytes per second; 0.0: not known."""
+    tables: tuple[TableSpec, ...] = ()
 
 
 class UsePool(Frozen, frozen=True, tag=51):
@@ -151,6 +153,9 @@ class Pull(Frozen, frozen=True, tag=46):
     keys: list[Key]
     seen: UInt = 0
     """A version that I have values of already: not an older one."""
+    rows: bool = False
+    """I shall ask servers for rows of that version, until I say `Received`; send the keys that I
+    name, and no others."""
 
 
 class Barrier(Frozen, frozen=True, tag=47):
@@ -274,6 +279,8 @@ class Decoding(Frozen, frozen=True, tag=64):
     updates: UInt = 0
     """Updates of the model since the start, and how long they took, decoding included."""
     update_s: Seconds = 0.0
+    rows: tuple[tuple[UInt, UInt, UInt], ...] = ()
+    """Of each table (kid) how many rows are here, and their bytes, state included."""
 
 
 ForBroker = (

@@ -68,6 +68,9 @@ class Push(Frozen, frozen=True, tag=2):
     """Worker to server, with payload: one block of a contribution (or of initial values).
 
     Also to another worker, as far as it has been added up.
+
+    Of a table, one piece of what is pushed to it: `bid` is then a place (`zkv.layout`), and the
+    payload row numbers (uint64, ascending, each once), then as many rows of values.
     """
 
     contribution: ContributionId
@@ -94,6 +97,8 @@ class Done(Frozen, frozen=True, tag=3):
     bids: list[UInt]
     skipped: list[UInt]
     index: UInt
+    keeps: bool = False
+    """Whether the next batch may still look at rows of the version that this one was granted."""
 
 
 class Got(Frozen, frozen=True, tag=4):
@@ -228,6 +233,39 @@ class Took(Frozen, frozen=True, tag=19):
     passed: list[tuple[UInt, UInt]]
 
 
+class AskRows(Frozen, frozen=True, tag=22):
+    """Worker to server, with payload: send me these rows (uint64, ascending, each once) as they are
+    in the version of this grant."""
+
+    incarnation: UInt
+    group: Int
+    grant: UInt
+    bid: UInt
+    """A block of the table."""
+    number: UInt
+    """What the answer is to say."""
+    index: UInt
+    """The log index at which the server knows the grant."""
+    start: Int = -1
+    """Not -1: the payload is empty; send what rows there are, in the server's order, from this
+    place on."""
+
+
+class Rows(Frozen, frozen=True, tag=23):
+    """Server to worker, with payload: the values of the rows that were asked for under this number,
+    in that order."""
+
+    server: UInt
+    incarnation: UInt
+    number: UInt
+    refused: Text = ""
+    """Why there are none."""
+    count: UInt = 0
+    """How many row numbers stand before the values: they were not asked for by number."""
+    following: Int = -1
+    """The place to go on from; -1: that was all."""
+
+
 Data = (
     Greet
     | Push
@@ -243,6 +281,8 @@ Data = (
     | Shared
     | Pass
     | Took
+    | AskRows
+    | Rows
 )
 
 
@@ -277,7 +317,7 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
         raise ProtocolError(f"not a data header: {error}") from error
     compare_versions(header)
     message = envelope.data
-    wants_payload = isinstance(message, Push | Block | Probe | Pass)
+    wants_payload = isinstance(message, Push | Block | Probe | AskRows | Rows | Pass)
     if wants_payload != (payload_bytes is not None):
         raise ProtocolError(
             f"{type(message).__name__} {'needs' if wants_payload else 'has no'} payload frame"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zkv.wire import BlockSpec, ContributionId, Frozen, Int, KeyEntry, UInt, Weight
+from zkv.wire import BlockSpec, ContributionId, Frozen, Int, KeyEntry, TableEntry, UInt, Weight
 
 
 class Init(Frozen, frozen=True, tag=1):
@@ -20,6 +20,8 @@ class Init(Frozen, frozen=True, tag=1):
     blocks: list[BlockSpec]
     plain: bool = False
     """They are no part of the model, whose updates may go on meanwhile."""
+    tables: tuple[TableEntry, ...] = ()
+    """Tables too, of which nobody sends values."""
 
 
 class Drop(Frozen, frozen=True, tag=2):
@@ -37,7 +39,11 @@ class Regroup(Frozen, frozen=True, tag=3):
 
 
 class Grant(Frozen, frozen=True, tag=4):
-    """Entry: send this worker the named keys (none named: all of the group) as they are now."""
+    """Entry: send this worker the named keys (none named: all of the group) as they are now.
+
+    Rows of tables stay at this version for it until its batch is done, or (of a pull of `rows`,
+    which sends just the keys that it names) until a `Discard` of the grant.
+    """
 
     incarnation: UInt
     group: Int
@@ -48,6 +54,8 @@ class Grant(Frozen, frozen=True, tag=4):
     """The version of the group that the worker holds completely already; -1: none is known."""
     on_demand: bool = False
     """Send only what the worker asks for, as often as it asks, until its contribution is done."""
+    rows: bool = False
+    """Of a pull: the worker will ask for rows."""
 
 
 class Counted(Frozen, frozen=True):

@@ -13,7 +13,19 @@ from dataclasses import dataclass, field
 
 from zkv.dtypes import DTYPES, DType
 from zkv.errors import KeyMismatch, ProtocolError, UnknownKey
-from zkv.wire import KEY_BYTES_MAX, MODEL, SEEDS, BlockSpec, KeyEntry, KeySpec, Segment
+from zkv.keys import check_key as check_key
+from zkv.keys import unknown_key as unknown_key
+from zkv.table_layout import TableLayout, bid_of
+from zkv.wire import (
+    MODEL,
+    SEEDS,
+    BlockSpec,
+    KeyEntry,
+    KeySpec,
+    Segment,
+    TableEntry,
+    TableSpec,
+)
 
 REDUCES = ("", "sum", "mean")
 ABSENT = ("zero", "out")
@@ -28,6 +40,8 @@ class Layout:
     blocks: dict[int, BlockSpec] = field(default_factory=dict)
     blocks_of_key: dict[int, list[int]] = field(default_factory=dict)
     group_of: dict[int, int] = field(default_factory=dict)
+    tables: TableLayout = field(default_factory=TableLayout)
+    """Tables are no keys, and their blocks are in no group: whoever means them says so."""
     _copy: Layout | None = None
     _kids_in: dict[int, list[int]] = field(default_factory=dict, compare=False)
     _blocks_in: dict[int, list[BlockSpec]] = field(default_factory=dict, compare=False)
@@ -51,6 +65,7 @@ class Layout:
                 dict(self.blocks),
                 {kid: list(bids) for kid, bids in self.blocks_of_key.items()},
                 dict(self.group_of),
+                self.tables.copy(),
             )
         return self._copy
 
@@ -61,7 +76,11 @@ class Layout:
         self._blocks_with.clear()
 
     def add(
-        self, entries: Sequence[KeyEntry], blocks: Sequence[BlockSpec], group: int = MODEL
+        self,
+        entries: Sequence[KeyEntry],
+        blocks: Sequence[BlockSpec],
+        group: int = MODEL,
+        tables: Sequence[TableEntry] = (),
     ) -> None:
         """Add the keys and blocks of one initialisation; adding them again changes nothing, unless
         they were added to SEEDS: keys whose first values are on their way are in no group.
@@ -71,6 +90,7 @@ class Layout:
         """
         fresh = [block for block in blocks if block.bid not in self.blocks]
         self._check(entries, fresh)
+        self.tables.check(tables, {block.bid: block for block in (*self.blocks.values(), *fresh)})
         self._changed()
         for entry in entries:
             if entry.spec.same_as is None:
@@ -79,6 +99,7 @@ class Layout:
                 self.entries[entry.kid] = entry
                 self.blocks_of_key.setdefault(entry.kid, [])
             self.kid_of[entry.spec.key] = entry.kid
+        self.tables.add(tables)
         for block in fresh:
             self._put(block)
 
@@ -101,6 +122,7 @@ class Layout:
         self._changed()
         for index in (self.entries, self.kid_of, self.blocks, self.blocks_of_key, self.group_of):
             index.clear()
+        self.tables.clear()
 
     def _put(self, block: BlockSpec) -> None:
         self.blocks[block.bid] = block
@@ -114,6 +136,8 @@ class Layout:
         self._changed()
         gone = set(kids)
         for bid in {bid for kid in gone for bid in self.blocks_of_key.get(kid, [])}:
+            del self.blocks[bid]
+        for bid in self.tables.remove(gone):
             del self.blocks[bid]
         for kid in gone:
             self.entries.pop(kid, None)
@@ -150,9 +174,51 @@ class Layout:
             UnknownKey: it was never initialised; near misses and the other kind of key are named.
         """
         kid = self.kid_of.get(key)
+        if kid is None and self.tables.find(key) is not None:
+            raise UnknownKey(
+                f"key {key!r} is a table: its rows are read by batch.rows or worker.rows, and "
+                "pushed by batch.push_rows"
+            )
         if kid is None:
             raise UnknownKey(unknown_key(key, self.kid_of))
         return kid
+
+    def table(self, key: str | int) -> TableEntry:
+        """Return a table.
+
+        Raises:
+            UnknownKey: there is none of this name; those that there are are named.
+        """
+        found = self.tables.find(key)
+        if found is None and key in self.kid_of:
+            raise UnknownKey(f"key {key!r} is no table: it is read and pushed as a whole")
+        if found is None:
+            raise UnknownKey(unknown_key(key, self.tables.names()))
+        return found
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is anything to train in batches."""
+        return bool(self.tables or self.kids_in(MODEL))
+
+    def servers_in(self, group: int) -> set[int]:
+        """Return the servers that hold a part of a group, tables included."""
+        return {block.server for block in self.blocks_in(group)} | {
+            self.blocks[bid].server for bid in (self.tables.of_block if group == MODEL else ())
+        }
+
+    def server_of(self, place: int) -> int:
+        """Return the server that a block, or a place in a table's block, is on."""
+        return self.blocks[bid_of(place)].server
+
+    def places_by_server(self, group: int, places: Iterable[int]) -> dict[int, list[int]]:
+        """Return these places of a group's tables, by server; each that holds any has a list."""
+        found: dict[int, list[int]] = {}
+        for bid in self.tables.of_block if group == MODEL else ():
+            found.setdefault(self.blocks[bid].server, [])
+        for place in places:
+            found[self.server_of(place)].append(place)
+        return found
 
     def kids_in(self, group: int) -> list[int]:
         """Return the group's keys in the order of their numbers: that of initialisation."""
@@ -237,46 +303,6 @@ def size_of(spec: KeySpec) -> int:
     return math.prod(spec.shape)
 
 
-def unknown_key(key: str | int, known: Iterable[str | int]) -> str:
-    """Return what to say when `key` is none of `known`."""
-    names = list(known)
-    twin: str | int | None = (
-        str(key) if isinstance(key, int) else (int(key) if key.isdecimal() else None)
-    )
-    if twin is not None and twin in names:
-        kinds = f"{type(key).__name__} and {type(twin).__name__} keys differ"
-        return f"unknown key {key!r}; there is a key {twin!r}, but {kinds}"
-    some = ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
-    return f"unknown key {key!r}; " + (
-        f"initialised are {some}" if names else "nothing was initialised yet: call init first"
-    )
-
-
-def check_key(key: object) -> str | int:
-    """Return the key if it can be one.
-
-    Raises:
-        TypeError: neither str nor int.
-        ValueError: a string that is empty, not UTF-8 or of more than 255 bytes; an integer outside
-            [0, 2**63).
-    """
-    if isinstance(key, bool) or not isinstance(key, str | int):
-        raise TypeError(f"a key is a str or an int, not {type(key).__name__} ({key!r})")
-    if isinstance(key, int):
-        if not 0 <= key < 2**63:
-            raise ValueError(f"key {key} is outside of 0 … 2**63-1")
-        return key
-    try:
-        length = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"key {key!r} is not valid Unicode: {error.reason}") from error
-    if not 1 <= length <= KEY_BYTES_MAX:
-        raise ValueError(
-            f"key {key[:40]!r} has {length} bytes in UTF-8; allowed are 1 to {KEY_BYTES_MAX}"
-        )
-    return key
-
-
 def check_spec(spec: KeySpec) -> None:
     """Check what a peer says of a key.
 
@@ -305,8 +331,10 @@ def check_spec(spec: KeySpec) -> None:
         raise KeyMismatch(f"key {spec.key!r}: shape {tuple(spec.shape)} is more than 2**48 bytes")
 
 
-def differences(known: KeySpec, offered: KeySpec) -> str:
+def differences(known: KeySpec | TableSpec, offered: KeySpec | TableSpec) -> str:
     """Return in words how an offered spec differs from the one initialised; "" if it does not."""
+    if isinstance(known, TableSpec) or isinstance(offered, TableSpec):
+        return _table_differences(known, offered)
     parts = [
         f"{name} is {then!r}, given {now!r}"
         for name, then, now in (
@@ -321,6 +349,18 @@ def differences(known: KeySpec, offered: KeySpec) -> str:
         if then != now
     ]
     return "; ".join(parts)
+
+
+def _table_differences(known: KeySpec | TableSpec, offered: KeySpec | TableSpec) -> str:
+    if type(known) is not type(offered):
+        was, now = ("table" if isinstance(one, TableSpec) else "key" for one in (known, offered))
+        return f"it is a {was}, given as a {now}"
+    pairs = [
+        (name, getattr(known, name), getattr(offered, name)) for name in known.__struct_fields__
+    ]
+    return "; ".join(
+        f"{name} is {then!r}, given {now!r}" for name, then, now in pairs if then != now
+    )
 
 
 def whole(kid: int, size: int) -> Segment:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zkv.wire import BlockSpec, Frozen, Int, KeyEntry, Name, Text, UInt
+from zkv.wire import BlockSpec, Frozen, Int, KeyEntry, Name, TableEntry, Text, UInt
 
 
 class Layout(Frozen, frozen=True, tag=70):
@@ -19,6 +19,7 @@ class Layout(Frozen, frozen=True, tag=70):
     seed: bool
     index: UInt
     """Log index at which servers know these keys: data that is ahead of the log waits there."""
+    tables: tuple[TableEntry, ...] = ()
 
 
 class Ready(Frozen, frozen=True, tag=71):

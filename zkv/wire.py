@@ -89,6 +89,21 @@ class KeySpec(Frozen, frozen=True):
     """The key whose value this one is another name for (tied weights)."""
 
 
+class TableSpec(Frozen, frozen=True):
+    """What a worker says of one table when it initialises it (`zkv.tables.Table` has the words)."""
+
+    key: Key
+    dim: UInt
+    dtype: Name
+    initial: Name
+    seed: UInt
+    rows: UInt = 0
+    """Row numbers are below this; 0: any number is one."""
+    rule: Annotated[str, Meta(max_length=1024)] = ""
+    reduce: Name = "mean"
+    allow_nan: bool = False
+
+
 class Segment(Frozen, frozen=True):
     """A run of one key's elements inside a block: `[start, stop)` of the flattened key."""
 
@@ -120,6 +135,15 @@ class KeyEntry(Frozen, frozen=True):
 
     kid: UInt
     spec: KeySpec
+
+
+class TableEntry(Frozen, frozen=True):
+    """A table as the broker has numbered it: part p of its rows lies in block `bids[p]`, which has
+    no segments."""
+
+    kid: UInt
+    spec: TableSpec
+    bids: list[UInt]
 
 
 class Envelope(Frozen, frozen=True):

@@ -21,9 +21,10 @@ from zkv.link import PACKET_BYTES_MAX
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.placement import BLOCK_BYTES, block_bytes_on, plan, segments_load
 from zkv.placements import ByLoad, placement
-from zkv.wire import BlockSpec, KeyEntry, KeySpec, encode
+from zkv.wire import BlockSpec, KeyEntry, KeySpec, TableEntry, TableSpec, encode
 from zkv_brokers.coding import Coding
 from zkv_brokers.decisions import Decisions
+from zkv_brokers.placed_tables import check_new, checked_tables, placed_tables
 
 INIT_BYTES_MAX = 2**39
 """Half a million blocks: more would be a plan of minutes and a message that nobody takes."""
@@ -35,7 +36,7 @@ class Pending:
 
     init: int
     incarnation: int
-    specs: dict[str | int, KeySpec]
+    specs: dict[str | int, KeySpec | TableSpec]
     order: list[KeySpec]
     plain: bool
     entries: list[KeyEntry]
@@ -43,6 +44,7 @@ class Pending:
     missing: set[int]
     waiting: list[tuple[int, int]] = field(default_factory=list)
     """(incarnation, token) of everybody who offered these keys, the initialiser first."""
+    tables: tuple[TableEntry, ...] = ()
 
 
 class Catalog:
@@ -72,7 +74,7 @@ class Catalog:
         self.history: list[c.Layout | c.Regrouped] = []
         """What a newcomer has to be told, in order."""
         self._sets: dict[str | int, frozenset[str | int]] = {}
-        self._specs: dict[str | int, KeySpec] = {}
+        self._specs: dict[str | int, KeySpec | TableSpec] = {}
         self._counts = [0, 0, 0]
 
     def _next(self, which: int, count: int = 1) -> int:
@@ -95,7 +97,7 @@ class Catalog:
     ) -> Pending | ZkvError | None:
         """Take an offer: None if the keys exist already, else the initialisation it belongs to."""
         try:
-            specs = self._checked(message.keys)
+            specs = self._checked(message)
             same = self._compare(specs)
         except KeyMismatch as error:
             return error
@@ -109,13 +111,16 @@ class Catalog:
             return running
         try:
             rate = message.link_rate
-            started = self._start(incarnation, message.keys, plain, servers, spec, out, rate)
+            started = self._start(
+                incarnation, message.keys, message.tables, plain, servers, spec, out, rate
+            )
         except (KeyMismatch, ConfigError) as error:
             return error
         started.waiting.append((incarnation, message.token))
         return started
 
-    def _checked(self, keys: Sequence[KeySpec]) -> dict[str | int, KeySpec]:
+    def _checked(self, message: c.Offer) -> dict[str | int, KeySpec | TableSpec]:
+        keys = message.keys
         specs: dict[str | int, KeySpec] = {}
         for one in keys:
             check_spec(one)
@@ -130,16 +135,17 @@ class Catalog:
         for one in keys:
             if one.same_as is not None:
                 _check_tie(one, specs.get(one.same_as))
-        if not specs:
+        tables = checked_tables(message.tables, specs)
+        if not specs and not tables:
             raise KeyMismatch("init was called without any key")
         total = _total_bytes(keys)
         if total > INIT_BYTES_MAX:
             raise KeyMismatch(
                 f"this init has {total} bytes of values; at most {INIT_BYTES_MAX} can be placed"
             )
-        return specs
+        return {**specs, **tables}
 
-    def _compare(self, specs: dict[str | int, KeySpec]) -> bool:
+    def _compare(self, specs: dict[str | int, KeySpec | TableSpec]) -> bool:
         """Return whether these keys exist (or are on their way), exactly so; raise if they
         differ."""
         known = [key for key in specs if key in self._specs]
@@ -165,18 +171,28 @@ class Catalog:
         self,
         incarnation: int,
         keys: Sequence[KeySpec],
+        tables: Sequence[TableSpec],
         plain: bool,
         servers: int,
         spec: OptimizerSpec,
         out: Decisions,
         link_rate: float = 0.0,
     ) -> Pending:
+        check_new(tables, plain, spec)
         kids = {one.key: self._next(1) for one in keys if one.same_as is None}
         entries = [
             KeyEntry(kids[one.key if one.same_as is None else one.same_as], one) for one in keys
         ]
         blocks = self._planned(entries, plain, servers, spec, link_rate)
-        size = len(encode((entries, blocks)))
+        placed, parts = placed_tables(
+            [(self._next(1), one) for one in tables],
+            self._counts[2] + len(blocks),
+            self.placement,
+            servers,
+            self._names(),
+        )
+        blocks += parts
+        size = len(encode((entries, blocks, placed)))
         if size > PACKET_BYTES_MAX:
             raise KeyMismatch(
                 f"an init of {len(keys)} keys needs {size} bytes to describe, and a message has at "
@@ -186,18 +202,19 @@ class Catalog:
         pending = Pending(
             init=self._next(0) + 1,
             incarnation=incarnation,
-            specs={one.key: one for one in keys},
+            specs={one.key: one for one in keys} | {one.key: one for one in tables},
             order=list(keys),
             plain=plain,
             entries=entries,
             blocks=blocks,
             missing={block.server for block in blocks},
+            tables=placed,
         )
         self.pending[pending.init] = pending
         self._specs.update(pending.specs)
         self._sets.update(dict.fromkeys(pending.specs, frozenset(pending.specs)))
-        out.log(c.Init(pending.init, incarnation, entries, blocks, plain))
-        out.tell(incarnation, c.Layout(pending.init, entries, blocks, True, out.index))
+        out.log(c.Init(pending.init, incarnation, entries, blocks, plain, placed))
+        out.tell(incarnation, c.Layout(pending.init, entries, blocks, True, out.index, placed))
         return pending
 
     def _planned(
@@ -287,8 +304,9 @@ class Catalog:
 
     def complete(self, pending: Pending, index: int) -> c.Layout:
         """Take the keys into the layout; return what the workers are told."""
-        self.layout.add(pending.entries, pending.blocks)
-        told = c.Layout(pending.init, pending.entries, pending.blocks, False, index)
+        tables = pending.tables
+        self.layout.add(pending.entries, pending.blocks, tables=tables)
+        told = c.Layout(pending.init, pending.entries, pending.blocks, False, index, tables)
         self.history.append(told)
         return told
 
@@ -309,7 +327,13 @@ class Catalog:
             if pending.waiting:
                 try:
                     again = self._start(
-                        pending.waiting[0][0], pending.order, pending.plain, servers, spec, out
+                        pending.waiting[0][0],
+                        pending.order,
+                        [entry.spec for entry in pending.tables],
+                        pending.plain,
+                        servers,
+                        spec,
+                        out,
                     )
                 except ConfigError as error:
                     # Others have taken the room meanwhile, as those that wait have to be told.

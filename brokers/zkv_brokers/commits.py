@@ -15,6 +15,7 @@ from zkv_brokers.bases import Bases
 from zkv_brokers.contributions import Contributions
 from zkv_brokers.store import Store
 from zkv_brokers.streaming import Streaming, made_of
+from zkv_brokers.tables import Tables
 
 
 class Commits:
@@ -26,6 +27,7 @@ class Commits:
         self.bases = Bases()
         self.spans = spans
         self.streaming = Streaming(store, contributions)
+        self.tables = Tables(store)
         self.updates = 0
         """Of the model, since the start; they took `update_s` seconds by the store's clock."""
         self.update_s = 0.0
@@ -40,7 +42,8 @@ class Commits:
 
     def square_sums(self, entry: c.Sum, blocks: Sequence[BlockSpec]) -> list[tuple[int, float]]:
         """Return Σ g² of each block's reduced gradient."""
-        return [
+        rows = self.tables.square_sums(entry, self._contributions.open)
+        return rows + [
             (
                 block.bid,
                 self._store.square_sums(block, self._shares(block, entry), entry.version - 1),
@@ -89,6 +92,8 @@ class Commits:
             if entry.group == MODEL:
                 values = self._store.blocks[block.bid].current.values
                 self._store.views.committed(block, values)
+        if entry.group == MODEL:
+            self.tables.commit(entry, self._contributions.open, scale)
         for one in entry.counted:
             name = one.contribution
             held = self._contributions.open.get(name)
@@ -121,6 +126,6 @@ class Commits:
             model = entry.group == MODEL
             base = self.bases.values(name.incarnation, held.grant, block.bid) if model else None
             age = one.staleness if model else 0
-            payload = held.payloads.get(block.bid)
+            payload = held.dense(block.bid)
             shares.append(Share(one.weight, payload, held.skipped, age, base))
         return shares

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from zkv.marks import Marks
 from zkv.wire import NO_BATCH, ContributionId
 from zkv_brokers.aggregates import Payload, Share
+from zkv_brokers.rows import PushedRows
 
 
 @dataclass(slots=True)
@@ -21,7 +22,8 @@ class Open:
 
     grant: int
     weight: float = 0.0
-    payloads: dict[int, Payload] = field(default_factory=dict)
+    payloads: dict[int, Payload | PushedRows] = field(default_factory=dict)
+    """By block, or by place for what is pushed to tables."""
     declared: dict[int, float] = field(default_factory=dict)
     """The weight, by block, that came with those that skip no key."""
     bids: frozenset[int] | None = None
@@ -35,9 +37,15 @@ class Open:
         """Whether all that the contribution has for this server is here."""
         return self.bids is not None and self.bids <= self.payloads.keys()
 
+    def dense(self, bid: int) -> Payload | None:
+        """Return what is here of a block that is of no table."""
+        payload = self.payloads.get(bid)
+        assert not isinstance(payload, PushedRows)
+        return payload
+
     def share(self, bid: int) -> Share | None:
         """Return what is said of one block; None: that is not known yet."""
-        payload = self.payloads.get(bid)
+        payload = self.dense(bid)
         if self.bids is not None:
             if payload is None and bid in self.bids:
                 return None

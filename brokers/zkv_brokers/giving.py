@@ -31,7 +31,7 @@ def give(
     group.bases[number, grant] = version
     # Delay compensation needs the servers to keep what every grant was computed on.
     held = group.holdings.version(incarnation)
-    known = held == version and not group.rules.staleness.compensation
+    known = held == version and not group.rules.staleness.compensation and not group.rules.tables
     follow = group.group == MODEL and not known
     on_demand = group.holdings.is_on_demand(incarnation)
     if follow:

@@ -75,7 +75,7 @@ class Grants:
         window_bytes: int,
         resend_s: float = RESEND_S,
         priority: bool = True,
-        is_handed_on: Callable[[int, int], bool] = lambda bid, incarnation: False,
+        is_handed_on: Callable[[int, int, int], bool] = lambda version, bid, incarnation: False,
     ) -> None:
         self.window_bytes = window_bytes
         self._is_handed_on = is_handed_on
@@ -179,7 +179,8 @@ class Grants:
             piece = self._piece(entry, block, pinned)
             self._spare(piece, entry, block)
             self._open.setdefault(name, {})[block.bid] = piece
-            if piece.message.like < 0 and self._is_handed_on(block.bid, entry.incarnation):
+            name_of = (version, block.bid, entry.incarnation)
+            if piece.message.like < 0 and self._is_handed_on(*name_of):
                 self._handed_on.add((*name, block.bid))
             else:
                 self._offer(piece, serial)

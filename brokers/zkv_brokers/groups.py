@@ -66,7 +66,7 @@ class Groups:
             number,
             self.policy,
             members_min=self.members.expected,
-            servers={block.server for block in self.layout.blocks_in(number)},
+            servers=self.layout.servers_in(number),
             pins=self.pins,
         )
         group.shortage = self.members.shortage
@@ -110,7 +110,7 @@ class Groups:
 
         Nobody is granted anything before every shard holds all initial values (rule 7).
         """
-        if not self.begun or not self.layout.kids_in(MODEL) or self.catalog.pending:
+        if not self.begun or not self.layout.has_model or self.catalog.pending:
             return False
         group = self.model
         if group is None:

@@ -7,16 +7,18 @@ again where the update will be another one (`Apart`). Part of one server's shard
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import DTYPES, Array, all_finite
 from zkv.layout import Layout
-from zkv.wire import MODEL, ContributionId
+from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_brokers.aggregates import Joined
 from zkv_brokers.contributions import Contributions, Open
+from zkv_brokers.shard_events import ToBroker
+from zkv_brokers.streaming import Streaming
 from zkv_codecs.frames import aligned
 
 
@@ -26,10 +28,38 @@ class Joints:
 
     layout: Layout
     contributions: Contributions
+    version: int = 0
+    """That the update leads to which the last sums were for."""
     senders: dict[int, dict[int, int]] = field(default_factory=dict)
     """By block, for each worker that has part in a sum, who has sent that. (incarnations)"""
     _apart: set[tuple[int, int]] = field(default_factory=set)
     """(incarnation, grant) of what has to come by itself."""
+
+    def take(
+        self,
+        message: d.Push,
+        payload: Array,
+        members: set[int],
+        streaming: Streaming,
+        make: Callable[[Sequence[BlockSpec]], None],
+        report: Callable[[ContributionId, Open], None],
+    ) -> list[ToBroker]:
+        """Take in what workers have added up of one block; return what the broker is told.
+
+        `make` makes blocks for which all is here, and `report` reports what is held.
+        """
+        if streaming.version != self.version:
+            self.version = streaming.version
+            self.senders.clear()
+        found = self.put(message, payload, members, streaming.expected)
+        if isinstance(found, str):
+            return [ToBroker(c.Unsound(message.contribution, message.grant, found))]
+        # All of them are marked before a block is made: it takes all that are expected.
+        if any([streaming.begun(name, held) for name, held in found]):
+            make([self.layout.blocks[message.bid]])
+        for name, held in found:
+            report(name, held)
+        return []
 
     def put(
         self,
@@ -116,14 +146,10 @@ class Joints:
         kept = [one for one in to_report if one[0] not in names]
         return kept + [(name, held.grant) for name, held in found if held.reported]
 
-    def is_handed_on(self, bid: int, incarnation: int) -> bool:
-        """Return whether another worker hands the next values of a block on to this one."""
+    def is_handed_on(self, version: int, bid: int, incarnation: int) -> bool:
+        """Return whether another worker hands a block's values of this version on to this one."""
         sender = self.senders.get(bid, {}).get(incarnation)
-        return sender is not None and sender != incarnation
-
-    def committed(self) -> None:
-        """The update is made: later values of blocks go to everybody."""
-        self.senders.clear()
+        return version == self.version and sender is not None and sender != incarnation
 
 
 def _contradicts(held: Open, part: d.Addend, bid: int) -> bool:

@@ -34,6 +34,8 @@ def prepare(router: Router, model: Group) -> None:
     def forbids() -> str:
         if odd:
             return f"key {odd[0].key!r} is of {odd[0].dtype}: such keys come one by one"
+        if layout.tables:
+            return f"table {next(iter(layout.tables.names()))!r} is pushed by rows"
         codec = router.coding.up.text
         return "" if codec == "none" else f"gradients are encoded ({codec})"
 

@@ -59,6 +59,8 @@ class Server:
     updates: int = 0
     """Updates of the model, as it told last; they took `update_s` seconds."""
     update_s: float = 0.0
+    rows: tuple[tuple[int, int, int], ...] = ()
+    """Of each table (kid) how many rows it has, and their bytes, as it told last."""
 
     def __str__(self) -> str:
         hello = self.hello

@@ -176,7 +176,8 @@ class Node:
             self._next_decoding = now + DECODING_EVERY_S
             by_cost = sorted(self.shard.layout.spread(spent).items(), key=lambda one: -one[1])
             first = by_cost[: c.KEYS_TOLD_MAX]
-            self._link.send(c.Decoding(first, commits.updates, commits.update_s))
+            rows = self.shard.tables.held()
+            self._link.send(c.Decoding(first, commits.updates, commits.update_s, rows))
 
     def stop(self, why: str, now: float) -> list[Action]:
         """Say goodbye."""

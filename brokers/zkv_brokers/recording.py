@@ -106,5 +106,9 @@ def digest_of(shard: Shard) -> str:
         for array in arrays:
             total.update(repr((array.dtype.str, array.shape)).encode())
             total.update(array.tobytes())
+    for bid, part in sorted(shard.tables.parts.items()):
+        total.update(repr((bid, part.rule, len(part))).encode())
+        for array in part.arrays():
+            total.update(array.tobytes())
     total.update(repr(sorted(shard.versions.items())).encode())
     return total.hexdigest()

@@ -11,12 +11,13 @@ from zkv.errors import ProtocolError, Refused, UnknownKey, ZkvError
 from zkv.policy import SyncPolicy, policy
 from zkv.reasons import Reason
 from zkv.staleness import staleness
-from zkv.wire import MODEL, PULLS, ContributionId
+from zkv.wire import MODEL, NO_BATCH, PULLS, ContributionId
 from zkv_brokers import meeting, reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
 from zkv_brokers.placed import Placed
+from zkv_brokers.placed_tables import tables_in_words
 from zkv_brokers.rules import Rules
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def rules(router: Router) -> Rules:
         clips=router.model_spec.clip_global_norm is not None,
         staleness=router.staleness,
         coding=router.coding,
-        streaming=router.config.streaming,
+        # Of rows nothing is sent ahead; a model of tables alone would be granted for nothing.
+        streaming=router.config.streaming and bool(router.layout.kids_in(MODEL)),
+        tables=bool(router.layout.tables),
     )
 
 
@@ -97,11 +100,14 @@ def check_finish(group: Group, name: ContributionId, worker: Worker, grant: int)
 def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> None:
     """Grant a read of some keys (none named: the whole model) at one point of the log (rule 4)."""
     layout = router.layout
-    kids = (
-        sorted({layout.kid(key) for key in message.keys}) if message.keys else layout.kids_in(MODEL)
-    )
-    if not kids:
-        raise UnknownKey("there is no model yet: nothing was initialised, or all keys are plain")
+    kids = sorted({layout.kid(key) for key in message.keys})
+    if not message.keys and not message.rows:
+        kids = layout.kids_in(MODEL)
+    if not kids and not (message.rows and layout.has_model):
+        raise UnknownKey(
+            "there is no model yet: nothing was initialised, or all keys are plain, or tables, "
+            "whose rows are read by worker.rows"
+        )
     model = router.groups.model
     if model is not None and 0 < model.ahead.version <= message.seen:
         # It computes on a version that is on its way into the log: it must not read an older one.
@@ -110,7 +116,8 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
     if worker.incarnation not in router.members.workers:
         return
     version = model.version if model is not None else 0
-    out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids))
+    rows = message.rows
+    out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids, rows=rows))
     clocks = model.sync.clocks if model is not None else {}
     granted = c.Granted(
         group=PULLS,
@@ -125,6 +132,15 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
         token=message.token,
     )
     out.tell(worker.incarnation, granted)
+
+
+def received(router: Router, worker: Worker, message: c.Received, out: Decisions) -> None:
+    """A worker has all that it was granted: its version is no longer pinned for it."""
+    if message.group == PULLS:
+        # It was for rows of tables, and servers have pinned them.
+        out.log(c.Discard(worker.incarnation, PULLS, message.grant, NO_BATCH))
+    elif message.group in router.groups.by_number:
+        router.groups[message.group].received(worker.incarnation, message.grant, out)
 
 
 def configuration(router: Router) -> c.Configure:
@@ -341,6 +357,7 @@ def status(router: Router) -> dict[str, Any]:
         "log_entries": len(router.log),
         "data": router.groups.draws.plain(),
         "keys": len(layout.kid_of),
+        "tables": tables_in_words(layout, members.servers.values()),
         "plain_keys": len(router.groups.by_number) - (model is not None),
         "servers_wanted": members.servers_wanted,
         "waiting": _text(

@@ -215,9 +215,8 @@ class Router:
             case c.Withdraw(contribution=name, grant=grant):
                 requests.check_owner(name, worker)
                 self.groups[name.group].withdraw(name, grant, out)
-            case c.Received(group=number, grant=grant):
-                if number in self.groups.by_number:
-                    self.groups[number].received(worker.incarnation, grant, out)
+            case c.Received():
+                requests.received(self, worker, message, out)
             case c.Pull():
                 requests.pull(self, worker, message, out)
             case c.Accounts(accounts=accounts, spent=spent):
@@ -263,6 +262,7 @@ class Router:
             case c.Decoding(seconds=seconds):
                 self.coding.decoding(server.index, seconds)
                 server.updates, server.update_s = message.updates, message.update_s
+                server.rows = message.rows
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
                 self._fail("ServerLost", f"{server} stopped: {reason}")
             case _:

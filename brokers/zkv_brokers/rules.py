@@ -19,5 +19,7 @@ class Rules:
     staleness: Staleness = field(default_factory=Staleness)
     streaming: bool = True
     """Whether the next version may be granted before its update is in the log."""
+    tables: bool = False
+    """Whether the model has tables: then servers are told of each grant, to pin its rows."""
     coding: Coding = field(default_factory=Coding)
     """How workers encode their gradients, and servers what grants send."""

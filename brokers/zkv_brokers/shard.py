@@ -20,7 +20,8 @@ from zkv.layout import Layout
 from zkv.optimizer_spec import OptimizerSpec
 from zkv.spans import Spans
 from zkv.staleness import staleness
-from zkv.wire import MODEL, NO_BATCH, SEEDS, BlockSpec, ContributionId
+from zkv.table_layout import bid_of
+from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.commits import Commits
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.grants import Grants, ToWorker
@@ -65,6 +66,7 @@ class Shard:
         self.store = Store(self.layout, clock, memory)
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
+        self.tables = self.commits.tables
         self.joints = Joints(self.layout, self.contributions)
         self.grants = Grants(
             self.store,
@@ -117,6 +119,7 @@ class Shard:
         if self._held:
             out.append(ToBroker(c.Held(self._held, self.index)))
             self._held = []
+        out.extend(self.tables.outgoing(self.number))
         out.extend(self.grants.outgoing(self.number, now))
         return out
 
@@ -142,10 +145,12 @@ class Shard:
         match entry:
             case c.Init():
                 self._inits[entry.init] = entry
-                mine = (block.bid for block in entry.blocks if block.server == self.number)
+                mine = (b.bid for b in entry.blocks if b.server == self.number and b.segments)
                 self._seed_bids[entry.init] = frozenset(mine)
                 self._groups.add(MODEL)
-                self.layout.add(entry.keys, entry.blocks, SEEDS if entry.plain else MODEL)
+                group = SEEDS if entry.plain else MODEL
+                self.layout.add(entry.keys, entry.blocks, group, entry.tables)
+                self.tables.add(entry.tables, self.number)
             case c.Drop(init=init):
                 self._drop(init)
             case c.Regroup(kid=kid, group=group, bid=bid):
@@ -166,22 +171,21 @@ class Shard:
                 if group == MODEL:
                     for block in self._mine(group):
                         self.grants.fill(block, version, self.store.blocks[block.bid].current)
-                    self.joints.committed()
             case c.Apart():
                 self._held = self.joints.take_apart(entry, self._held)
+            case c.Discard(incarnation=incarnation, grant=grant) if entry.group == PULLS:
+                self.tables.free(incarnation, PULLS, grant)
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
                 self.contributions.discard(incarnation, group, grant, batch)
                 if batch == NO_BATCH:
                     if not entry.values:
                         self.grants.drop(incarnation, group, grant)
+                        self.tables.free(incarnation, group, grant)
                     if group == MODEL:
                         self.commits.bases.release(incarnation, grant)
             case c.Configure(optimizer=plain):
-                settings = Settings(
-                    OptimizerSpec.from_plain(plain["model"]),
-                    OptimizerSpec.from_plain(plain["plain"]),
-                    staleness(plain.get("staleness", "none")),
-                )
+                specs = (OptimizerSpec.from_plain(plain[of]) for of in ("model", "plain"))
+                settings = Settings(*specs, staleness(plain.get("staleness", "none")))
                 if settings != self.store.settings:
                     self.commits.streaming.check_settings()
                 self.store.configure(settings)
@@ -193,9 +197,11 @@ class Shard:
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))
                 self.grants.keep_only(self.members)
+                self.tables.keep_only(self.members)
                 self.commits.bases.keep_only(self.members | {name.incarnation for name in kept})
 
     def _grant(self, entry: c.Grant) -> None:
+        self.tables.granted(entry)
         blocks = [b for b in self._granted(entry) if b.server == self.number]
         if entry.group != MODEL or entry.version <= self.versions.get(MODEL, 0):
             self.grants.add(entry, blocks)
@@ -219,9 +225,11 @@ class Shard:
         entry = self._inits.pop(init)
         del self._seed_bids[init]
         kids = [key.kid for key in entry.keys if key.spec.same_as is None]
+        tables = [table.kid for table in entry.tables]
+        self.tables.drop(tables)
         for block in self.layout.blocks_for(kids):
             self.store.drop(block.bid)
-        self.layout.remove(kids)
+        self.layout.remove(kids + tables)
         self.contributions.discard(entry.incarnation, SEEDS, init, -1)
 
     def _regroup(self, kid: int, group: int, bid: int) -> None:
@@ -251,18 +259,18 @@ class Shard:
         match message:
             case d.Greet(incarnation=incarnation, near=near):
                 self.grants.greet(incarnation, near)
-            case d.Push() | d.Done() | d.Ask() if message.index > self.index:
-                self._parked.put(FromWorker(message, payload))
+            case d.Push() | d.Done() | d.Ask() | d.AskRows() if message.index > self.index:
+                self._park(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):
-                reason = (
-                    f"server {self.number}: incarnation {name.incarnation} is no member (any more)"
-                )
-                fenced = d.Fenced(self.number, name.incarnation, reason)
+                why = f"incarnation {name.incarnation} is no member (any more)"
+                fenced = d.Fenced(self.number, name.incarnation, f"server {self.number}: {why}")
                 out.append(ToWorker(name.incarnation, fenced, None))
             case d.Push() if payload is not None and message.of is not None:
-                self._joined(message, payload, out)
+                ways = (self.commits.streaming, self._make, self._report_if_held)
+                out += self.joints.take(message, payload, self.members, *ways)
+                self._ack(message.contribution, -2 - message.bid)
             case d.Push() if payload is not None:
                 self._push(message, payload, out)
             case d.Done():
@@ -271,8 +279,13 @@ class Shard:
                 self.grants.got(incarnation, group, grant, bids, now)
             case d.Ask():
                 self.grants.ask(message)
+            case d.AskRows() if payload is not None:
+                self.tables.ask(message, payload)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for servers")
+
+    def _park(self, event: FromWorker) -> None:
+        self._parked.add(event)
 
     def _unpark(self, out: list[Action]) -> None:
         waiting, self._parked = self._parked.waiting, Parked()
@@ -292,11 +305,12 @@ class Shard:
         held = self._open(name, message.grant)
         done = held.bids is not None and message.bid not in held.bids
         if message.bid not in held.payloads and not held.void and not done:
-            block = self.layout.blocks.get(message.bid)
+            block = self.layout.blocks.get(bid_of(message.bid))
             if block is None or not self._is_part(name, message.bid):
                 self._void(name, held, self._no_block(name, message.bid), out)
             else:
-                kept = admit(self.store, block, message, payload)
+                rows = self.tables.admit(message, payload)
+                kept = rows or admit(self.store, block, message, payload)
                 if isinstance(kept, tuple):
                     self._void(name, held, kept, out)
                 else:
@@ -308,20 +322,6 @@ class Shard:
         self._ack(name, message.bid)
         self._report_if_held(name, held)
 
-    def _joined(self, message: d.Push, payload: Array, out: list[Action]) -> None:
-        """Take in what workers have added up of one block."""
-        streaming = self.commits.streaming
-        found = self.joints.put(message, payload, self.members, streaming.expected)
-        if isinstance(found, str):
-            out.append(ToBroker(c.Unsound(message.contribution, message.grant, found)))
-            found = []
-        # All of them are marked before a block is made: it takes all that are expected.
-        if any([streaming.begun(name, held) for name, held in found]):
-            self._make([self.layout.blocks[message.bid]])
-        for name, held in found:
-            self._report_if_held(name, held)
-        self._ack(message.contribution, -2 - message.bid)
-
     def _done(self, message: d.Done, out: list[Action]) -> None:
         name = message.contribution
         if not self.contributions.is_settled(name, message.grant):
@@ -332,12 +332,14 @@ class Shard:
             elif held.bids is None:
                 # Said once: what was reported as held does not change any more.
                 held.weight = message.weight
-                held.bids = self._bids(name, message)
+                seeds = name.group == SEEDS
+                held.bids = self._seed_bids[name.batch] if seeds else frozenset(message.bids)
                 held.skipped = frozenset(message.skipped)
                 if self.commits.streaming.begun(name, held):
                     self._make(self._mine(MODEL))
             self._report_if_held(name, held)
         self.grants.done(name.incarnation, name.group, message.grant)
+        self.tables.done(message)
         self._ack(name, -1)
 
     def _open(self, name: ContributionId, grant: int) -> Open:
@@ -357,16 +359,12 @@ class Shard:
             )
         return self.contributions.at(name, grant)
 
-    def _bids(self, name: ContributionId, message: d.Done) -> frozenset[int]:
-        """Return the blocks that make a contribution complete: of initial values, all."""
-        if name.group != SEEDS:
-            return frozenset(message.bids)
-        return self._seed_bids[name.batch]
-
     def _is_part(self, name: ContributionId, bid: int) -> bool:
         """Return whether this block is here and belongs to what is contributed to."""
         if name.group == SEEDS:
             return bid in self._seed_bids[name.batch]
+        if bid_of(bid) in self.tables.parts:
+            return name.group == MODEL
         block = self.layout.blocks.get(bid)
         if block is None or block.server != self.number or not block.segments:
             return False

@@ -12,6 +12,7 @@ import numpy as np
 from zkv import __version__
 from zkv.dtypes import Array
 from zkv.errors import UnknownKey
+from zkv.wire import MODEL
 from zkv_cli.ask import ask_status
 from zkv_cli.exits import CommandFailed
 from zkv_net import loop as net
@@ -45,7 +46,10 @@ def key_of(name: str) -> str | int:
 
 
 def write_model(address: str, file: Path, timeout_s: float) -> tuple[int, int, int]:
-    """Write the model of a cluster; return its version, the number of keys and the file's bytes.
+    """Write the model of a cluster; return its version, the number of arrays and the file's bytes.
+
+    Of a table "emb" the file has the numbers of all rows that updates have changed, "emb.ids"
+    (uint64, ascending), and their values, "emb.rows".
 
     Raises:
         UnknownKey: nothing was initialised yet.
@@ -53,7 +57,8 @@ def write_model(address: str, file: Path, timeout_s: float) -> tuple[int, int, i
         ClusterNotReady: no broker, or not all servers, within `timeout_s`.
         OSError: the file cannot be written.
     """
-    if not ask_status(address, timeout_s)["keys"]:
+    status = ask_status(address, timeout_s)
+    if not status["keys"] and not status["tables"]:
         # A worker's pull would wait for whoever initialises the model.
         raise UnknownKey(f"the cluster at {address} has no model yet: no worker has called init")
     version, arrays = net.run(lambda: _read(address, timeout_s))
@@ -72,15 +77,36 @@ async def _read(address: str, timeout_s: float) -> tuple[int, dict[str | int, Ar
     driver = Driver(config, route=route)
     try:
         await driver.call(s.Join)
-        values: s.Values = await driver.call(lambda token: s.Pull(token, ()))
-        try:
-            arrays = pulled(values, ())
-        except TypeError as error:
-            raise CommandFailed(str(error)) from error
+        version, arrays = await _version(driver)
         await driver.call(s.Leave)
-        return values.version, arrays
+        return version, arrays
     finally:
         driver.close()
+
+
+async def _version(driver: Driver) -> tuple[int, dict[str | int, Array]]:
+    """Return one version of all keys, and of the rows of all tables."""
+    there: s.Values = await driver.call(lambda token: s.Pull(token, (), rows=True))
+    driver.feed(s.ReleaseRows(there.pull))
+    layout = there.layout
+    names = [key for key, kid in layout.kid_of.items() if layout.group_of.get(kid) == MODEL]
+    values: s.Values = await driver.call(lambda token: s.Pull(token, tuple(names), rows=True))
+    try:
+        arrays: dict[str | int, Array] = {}
+        if names:
+            arrays = pulled(values, tuple(names))
+        for entry in layout.tables.entries.values():
+            ids, rows = await driver.call(
+                lambda token, kid=entry.kid: s.AskRows(token, kid, None, 0, values.pull)  # type: ignore[misc]
+            )
+            for part, array in (("ids", ids), ("rows", rows)):
+                name = f"{entry.spec.key}.{part}"
+                if name in arrays:
+                    raise CommandFailed(f"key {name!r} is in the way of table {entry.spec.key!r}")
+                arrays[name] = array
+    except TypeError as error:
+        raise CommandFailed(str(error)) from error
+    return values.version, arrays
 
 
 def write_file(file: Path, arrays: Mapping[str | int, Array], metadata: dict[str, str]) -> None:

@@ -222,7 +222,8 @@ def export(
     """Write one whole version of the model as a safetensors file.
 
     Integer keys are written as "int:7"; a text key that begins with "int:" or "str:" gets "str:" in
-    front. The file is complete or not there: it is renamed once it is written.
+    front. Of a table there are the numbers of its rows and their values, as NAME.ids and NAME.rows.
+    The file is complete or not there: it is renamed once it is written.
     """
     with reporting("export"):
         address = _broker_asked(_load(flags, config))

@@ -24,6 +24,7 @@ def as_text(status: Mapping[str, Any]) -> str:
         f"version    {status['version']}, {status['keys']} keys",
         *_placement(status),
         *_topology(status["topology"]),
+        *map(_rows, status.get("tables", ())),
     ]
     codecs = [("up", status["codec"]), ("down", status["codec_down"])]
     if any(text != "none" for _, text in codecs):
@@ -71,6 +72,15 @@ def _topology(topology: Mapping[str, Any]) -> list[str]:
     if topology["updates"] or topology["came_apart"]:
         told += f": {topology['updates']} updates, {topology['came_apart']} came apart"
     return [told, *([f"           to servers: {topology['why']}"] if topology["why"] else [])]
+
+
+def _rows(one: Mapping[str, Any]) -> str:
+    """Return what a table of rows has."""
+    bound = f" of {one['rows']}" if one["rows"] else ""
+    return (
+        f"table      {one['key']}: {one['rows_held']}{bound} rows of {one['dim']} {one['dtype']} "
+        f"({bytes_text(one['bytes_held'])} with state) on {len(one['servers'])} servers"
+    )
 
 
 def _server_row(server: Mapping[str, Any]) -> tuple[str, ...]:

@@ -329,6 +329,51 @@ def test_one_server_more_takes_about_its_share() -> None:
         assert 0.5 / (servers + 1) < moved / len(blocks) < 1.5 / (servers + 1)
 
 
+def resnet50() -> list[int]:
+    """Elements of the 161 tensors of ResNet-50, by formula (He et al., arXiv 1512.03385)."""
+    sizes, width_in = [64 * 3 * 49, 64, 64], 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        width = 64 * 2**stage
+        for block in range(blocks):
+            sizes += [width_in * width, width, width, width * width * 9, width, width]
+            sizes += [width * 4 * width, 4 * width, 4 * width]
+            sizes += [width_in * 4 * width, 4 * width, 4 * width] if block == 0 else []
+            width_in = 4 * width
+    return [*sizes, width_in * 1000, 1000]
+
+
+def bert() -> list[int]:
+    """Elements of the tensors of an encoder like BERT's base model (Devlin et al., 2018)."""
+    width, inner = 768, 3072
+    layer = [width * width, width] * 4 + [width, width, width * inner, inner, inner * width, width]
+    return [30_522 * width, 512 * width, 2 * width, width, width, *(12 * [*layer, width, width])]
+
+
+@pytest.mark.parametrize("servers", [2, 4, 8])
+@pytest.mark.parametrize(
+    "elements", [resnet50(), bert(), [10**6, *([10**4] * 100)]], ids=["resnet", "bert", "half"]
+)
+def test_a_hash_loads_servers_unevenly_and_sizes_do_not(elements: list[int], servers: int) -> None:
+    """Case D42: by hash some servers had far more bytes. The figure says so; by size it is even,
+    also where one tensor has half of all bytes, as it is cut."""
+    entries = [
+        KeyEntry(kid, KeySpec(f"layer{kid}.weight", "float32", (size,)))
+        for kid, size in enumerate(elements)
+    ]
+
+    def found(text: str) -> float:
+        blocks = plan(entries, servers, together=lambda entry: None, placement=placement(text))
+        return imbalance(blocks, servers, lambda block: 4.0 * block.size)
+
+    assert found("by_size") <= 1.1
+    assert found("by_hash") > found("by_size")
+    assert max(found("by_hash:1"), found("by_hash")) > 1.1
+
+
+def test_the_model_of_that_case_is_resnet_50() -> None:
+    assert (len(resnet50()), sum(resnet50())) == (161, 25_557_032)
+
+
 def test_the_seed_pages_loads() -> None:
     blocks = pieces(LOADS)
     free = assign(blocks, 4, placement("by_load"))

@@ -25,6 +25,8 @@ from zkv.wire import (
     KeyEntry,
     KeySpec,
     Segment,
+    TableEntry,
+    TableSpec,
     encode,
     open_envelope,
 )
@@ -43,8 +45,11 @@ ENTRIES = [
     KeyEntry(0, KeySpec("a", "float32", (2,))),
     KeyEntry(1, KeySpec("b", "float32", (3,))),
 ]
-BLOCKS = [BlockSpec(0, 0, [Segment(0, 0, 2), Segment(1, 0, 3)])]
-layouts = st.builds(c.Layout, few, st.just(ENTRIES), st.just(BLOCKS), st.booleans(), few)
+BLOCKS = [BlockSpec(0, 0, [Segment(0, 0, 2), Segment(1, 0, 3)]), BlockSpec(3, 0, [])]
+TABLES = (TableEntry(2, TableSpec("t", 1, "float32", "zeros", 0), [3]),)
+layouts = st.builds(
+    c.Layout, few, st.just(ENTRIES), st.just(BLOCKS), st.booleans(), few, st.just(TABLES)
+)
 granted = st.builds(
     c.Granted, groups, few, few, st.booleans(), few, few, few, few, st.just([]) | kids, few
 )
@@ -68,6 +73,7 @@ from_server = st.one_of(
     st.builds(
         d.Block, few, st.just(ME), groups, few, few, few, st.sampled_from(["none", "zip"]), kids
     ),
+    st.builds(d.Rows, few, st.just(ME), few, st.sampled_from(["", "no"])),
     st.builds(d.Ack, few, st.just(ME), st.lists(st.tuples(names, st.integers(-1, 3)), max_size=3)),
     data_messages.filter(lambda m: not isinstance(m, d.Fenced)),
 )
@@ -97,6 +103,7 @@ from_peer = st.one_of(
     data_messages,
 )  # fmt: skip
 array = np.ones(2, np.float32)
+ROW_IDS = np.arange(3, dtype=np.uint64)
 token = st.integers(1, 9)
 calls = st.one_of(
     st.builds(s.Join, token),
@@ -106,14 +113,18 @@ calls = st.one_of(
         st.just(tuple(entry.spec for entry in ENTRIES)),
         st.just({"a": array, "b": np.ones(3, np.float32)}),
         st.booleans(),
+        tables=st.just(tuple(entry.spec for entry in TABLES)),
     ),
+    st.builds(s.AskRows, token, st.integers(1, 2), st.just(ROW_IDS), few, few),
+    st.builds(s.PushRows, few, st.just(3), st.just(np.zeros(12, np.uint8))),
+    st.builds(s.ReleaseRows, few),
     st.builds(s.Begin, token),
     st.builds(s.Await, token, few, st.lists(st.integers(0, 1), max_size=2).map(tuple)),
     st.builds(s.Finish, token, few, st.floats(0, 9), kids.map(tuple)),
     st.builds(s.Withdraw, few),
     st.builds(s.Report, st.just([c.Account(0, "int8+ef", 8, 4, 0.1, 0.5)])),
     st.builds(s.PushPlain, token, keys, st.just(array), st.just(1.0)),
-    st.builds(s.Pull, token, st.lists(keys, max_size=2).map(tuple)),
+    st.builds(s.Pull, token, st.lists(keys, max_size=2).map(tuple), st.booleans()),
     st.builds(s.Barrier, token),
     st.builds(s.Ask, token, st.sampled_from(["", "lr"]), texts),
     st.builds(s.GiveUp, token),

@@ -36,6 +36,15 @@ def status(**changes: Any) -> dict[str, Any]:
     return plain | changes
 
 
+def test_tables_are_told_with_their_rows() -> None:
+    table = {"key": "emb", "dim": 64, "dtype": "float32", "rows": 0, "servers": [0, 1]}
+    told = status(tables=[table | {"rows_held": 1200, "bytes_held": 614_400}])
+    line = "table      emb: 1200 rows of 64 float32 (614 kB with state) on 2 servers"
+    assert line in as_text(told).splitlines()
+    told = status(tables=[table | {"rows": 5000, "rows_held": 12, "bytes_held": 0}])
+    assert "table      emb: 12 of 5000 rows of 64 float32" in as_text(told)
+
+
 def share(counted: int, skipped: int = 0, returned: int = 0) -> dict[str, int]:
     return {"counted": counted, "skipped": skipped, "returned": returned}
 

@@ -39,6 +39,8 @@ from zkv.wire import (
     KeyEntry,
     KeySpec,
     Segment,
+    TableEntry,
+    TableSpec,
     encode,
     open_envelope,
     split_route,
@@ -47,6 +49,7 @@ from zkv.wire import (
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "frames_v1.json"
 RECORDED = json.loads(FIXTURE.read_text("utf-8"))
 UINT = st.integers(0, 2**63 - 1)
+WITH_PAYLOAD = d.Push | d.Block | d.Probe | d.AskRows | d.Rows | d.Pass
 
 
 def decode_packet(frame: bytes, *, by_broker: bool = False) -> c.Packet:
@@ -54,7 +57,7 @@ def decode_packet(frame: bytes, *, by_broker: bool = False) -> c.Packet:
 
 
 def payload_bytes(message: d.Data) -> int | None:
-    return 8 if isinstance(message, d.Push | d.Block | d.Probe | d.Pass) else None
+    return 8 if isinstance(message, WITH_PAYLOAD) else None
 
 
 # --- round trips -----------------------------------------------------------------------------
@@ -405,7 +408,7 @@ def test_a_place_in_memory_may_stand_behind_an_empty_payload() -> None:
 @given(message=data_messages, size=st.integers(0, 100))
 def test_a_payload_stands_exactly_where_one_belongs(message: d.Data, size: int) -> None:
     header = d.encode_data(message)
-    wrong = None if isinstance(message, d.Push | d.Block | d.Probe | d.Pass) else size
+    wrong = None if isinstance(message, WITH_PAYLOAD) else size
     with pytest.raises(ProtocolError, match="payload frame"):
         d.decode_data(header, wrong)
 
@@ -419,12 +422,17 @@ KEYS = [
     KeyEntry(0, KeySpec("tied", "float32", (2, 3), same_as="w\u00e9")),
 ]
 BLOCKS = [BlockSpec(0, 0, [Segment(0, 0, 6)]), BlockSpec(1, 1, [Segment(1, 0, 1)])]
+TABLE = TableSpec("emb", 64, "float32", "normal:0.01", 3, 1000, "adam", "sum", True)
+TABLES = (TableEntry(2, TABLE, [2, 3]),)
+TABLE_BLOCKS = [BlockSpec(2, 0, []), BlockSpec(3, 1, [])]
 GOLDEN_ENTRIES: list[c.Entry] = [
     c.Init(1, 1048577, KEYS, BLOCKS),
+    c.Init(2, 1048577, [], TABLE_BLOCKS, False, TABLES),
     c.Drop(1),
     c.Regroup(1, 2, 5),
     c.Grant(1048577, 0, 4, 9, [0, 1]),
     c.Grant(1048577, 0, 4, 9, [], -1, True),
+    c.Grant(1048577, -1, 7, 9, [], rows=True),
     c.Sum(0, 10, [c.Counted(NAME, 32.0)]),
     c.Commit(0, 10, [c.Counted(NAME, 32.0)], 2.5),
     c.Commit(0, 11, [], None),
@@ -448,6 +456,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Fatal("ServerLost", "server 1 is gone"),
     c.Bye("done"),
     c.Offer(1, [key.spec for key in KEYS], False, 5e7),
+    c.Offer(1, [], False, 0.0, (TABLE,)),
     c.UsePool(9, 1797, 32, 1, True, 2),
     c.Begin(),
     c.Begin(True),
@@ -462,6 +471,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Received(0, 4),
     c.Pull(3, ["w\u00e9", 7]),
     c.Pull(3, [], 9),
+    c.Pull(3, [], 9, True),
     c.Barrier(4, 1),
     c.Leave(),
     c.Change(5, "lr", "0.01"),
@@ -473,7 +483,9 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.SquareSums(0, 10, [(0, 2.5)]),
     c.Trouble("disk full"),
     c.Decoding([(0, 0.25)], 9, 0.5),
+    c.Decoding([], 9, 0.5, ((2, 1000, 256_000), (3, 0, 0))),
     c.Layout(1, KEYS, BLOCKS, True, 6),
+    c.Layout(2, [], TABLE_BLOCKS, False, 6, TABLES),
     c.Ready(1),
     c.Regrouped(1, 2, 5, 7),
     c.Granted(0, 4, 9, True, 2, 1, 3, 8, [], 0),
@@ -498,6 +510,7 @@ GOLDEN_DATA: list[d.Data] = [
     d.Pass(1048577, 9, 0),
     d.Took(1048577, [(NAME, 0)], [(9, 1)]),
     d.Done(NAME, 4, 32.0, [0], [1], 6),
+    d.Done(NAME, 4, 32.0, [0, 1 << 40 | 2], [1], 6, True),
     d.Got(1048577, 0, 4, [0, 1]),
     d.Ask(1048577, -1, 4, [1]),
     d.Ask(1048577, 0, 4, [1], (), 6),
@@ -510,6 +523,11 @@ GOLDEN_DATA: list[d.Data] = [
     d.Probed(0, 1048577, 3),
     d.Share(0, 1048577, "net:[4026531840]", 4711, 9, 8192, 2**30, b"0123456789abcdef"),
     d.Shared(0, 1048577, b"0123456789abcdef", "it is on another machine"),
+    d.AskRows(1048577, 0, 4, 2, 9, 6),
+    d.AskRows(1048577, -1, 7, 2, 9, 6, 4096),
+    d.Rows(0, 1048577, 9),
+    d.Rows(0, 1048577, 9, "", 4096, 8192),
+    d.Rows(0, 1048577, 9, "row 4 stands twice"),
 ]
 
 

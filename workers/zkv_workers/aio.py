@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed, WaitTimeout
 from zkv.pool import Shard
+from zkv.tables import Table
 from zkv.time_split import Part
 from zkv_net import tracing
 from zkv_workers import faces, figures
@@ -28,11 +29,12 @@ from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
+from zkv_workers.table_faces import AsyncTables
 
 log = logging.getLogger("zkv.worker")
 
 
-class AsyncWorker:
+class AsyncWorker(AsyncTables):
     """A member of a cluster, for asyncio. Made by `zkv.aio.connect`; use it with `async with`."""
 
     def __init__(self, config: SessionConfig, route: str) -> None:
@@ -112,11 +114,18 @@ class AsyncWorker:
         allow_nan: bool = False,
         absent: str = "zero",
         plain: bool = False,
+        tables: Mapping[Key, Table] | None = None,
     ) -> None:
         """Initialise keys: the first worker's values count, the others get them (see
         `Worker.init`)."""
         make = faces.initialise(
-            params, rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent, plain=plain
+            params,
+            rule=rule,
+            reduce=reduce,
+            allow_nan=allow_nan,
+            absent=absent,
+            plain=plain,
+            tables=tables,
         )
         await self._ask(make)
 

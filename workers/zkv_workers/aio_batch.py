@@ -12,9 +12,9 @@ from zkv.errors import WaitTimeout
 from zkv.span_split import VALUES
 from zkv_workers import faces
 from zkv_workers import signals as s
-from zkv_workers.batch import AnyBatch
 from zkv_workers.config import SessionConfig
 from zkv_workers.faces import Clock, Key
+from zkv_workers.table_faces import AsyncRows
 
 if TYPE_CHECKING:
     from zkv_workers.aio import AsyncWorker
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("zkv.worker")
 
 
-class AsyncBatch(AnyBatch):
+class AsyncBatch(AsyncRows):
     """One mini-batch: an async context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: AsyncWorker, weight: float | None, *, early: bool = False) -> None:

@@ -19,6 +19,7 @@ from zkv_workers.faces import Clock, Key, Ledger
 from zkv_workers.model import BatchState, check_weight
 from zkv_workers.outgoing import Outgoing, Outlet
 from zkv_workers.running import Running
+from zkv_workers.table_rows import pushed_rows
 
 
 class AnyBatch(BatchValues):
@@ -128,6 +129,27 @@ class AnyBatch(BatchValues):
             self._out.push_all(gradients, own=give)
         finally:
             meter.encoded(meter.clock() - began)
+
+    def push_rows(self, key: Key, ids: Any, gradients: Any) -> None:
+        """Hand over gradients of rows of a table (each the mean over the batch's samples); returns
+        at once.
+
+        `ids`: whole numbers, an array of any shape; `gradients`: that shape, and then `dim`, of the
+        table's dtype. Those of one row are added up, also over several calls, in their order. They
+        are copied, so they may be changed as soon as this returns. A row that is not named counts
+        as zero.
+
+        Raises:
+            Cancelled: the batch no longer counts; the `with` block swallows it.
+            UnknownKey: no table of this name.
+            KeyMismatch: wrong numbers, shape or dtype; the first such number, or both sides, are
+                named. Nothing is sent then.
+        """
+        self._inside.check()
+        self._touched = True
+        with self._ledger.meter.on(Part.ENCODE):
+            pieces = pushed_rows(self._open.layout, self.number, key, ids, gradients)
+            self._feed(*pieces)
 
     def set_weight(self, weight: float) -> None:
         """Say of how many samples this batch is, before the block is left (for local

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from zkv.dtypes import Array
 from zkv.errors import Closed
 from zkv.pool import Shard
+from zkv.tables import Table
 from zkv_net import tracing
 from zkv_net.loop import loop_factory
 from zkv_workers import faces, figures
@@ -30,12 +31,13 @@ from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
+from zkv_workers.table_faces import BlockingTables
 from zkv_workers.waiting import Pushed, answer_of, copy_result
 
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Worker:
+class Worker(BlockingTables):
     """A member of a cluster, for blocking code. Made by `zkv.connect`; use it as a context manager.
 
     Calls may come from any one thread at a time. It does not survive a fork.
@@ -128,20 +130,6 @@ class Worker:
         """Return the broker's last word on why this worker waits."""
         return self._driver.session.requests.reason
 
-    def _watch(
-        self, fate: concurrent.futures.Future[s.Fate], settled: Callable[[s.Fate], None]
-    ) -> None:
-        # Futures keep what they have called: a batch would be a cycle, and its values would be here
-        # until some day cycles are looked for.
-        waiting = [settled]
-
-        def done(done: concurrent.futures.Future[s.Fate]) -> None:
-            settled = waiting.pop()
-            if not done.cancelled() and done.exception() is None:
-                settled(done.result())
-
-        fate.add_done_callback(done)
-
     # --- what users call ---------------------------------------------------------------------
 
     @property
@@ -168,6 +156,7 @@ class Worker:
         allow_nan: bool = False,
         absent: str = "zero",
         plain: bool = False,
+        tables: Mapping[Key, Table] | None = None,
     ) -> None:
         """Initialise keys: the first worker's values count, the others get them.
 
@@ -179,12 +168,20 @@ class Worker:
             allow_nan: whether gradients may hold NaN and Inf.
             absent: what a batch without a gradient for a key means: "zero", or "out" of the mean.
             plain: these keys are pushed by themselves, outside of batches.
+            tables: keys whose value is rows by number, such as {"emb": zkv.Table(dim=64)}; none of
+                the options above is for them. `params` may be empty then.
 
         Raises:
             KeyMismatch: the keys were initialised otherwise; the key and both specs are named.
         """
         make = faces.initialise(
-            params, rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent, plain=plain
+            params,
+            rule=rule,
+            reduce=reduce,
+            allow_nan=allow_nan,
+            absent=absent,
+            plain=plain,
+            tables=tables,
         )
         self._call(make)
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from zkv_workers import faces
 from zkv_workers import signals as s
-from zkv_workers.batch import AnyBatch
-from zkv_workers.waiting import narrated, reclaim
+from zkv_workers.table_faces import BlockingRows
+from zkv_workers.waiting import narrated, reclaim, watch
 
 if TYPE_CHECKING:
     from zkv_workers.blocking import Worker
 
 
-class Batch(AnyBatch):
+class Batch(BlockingRows):
     """One mini-batch: a context manager. Entering waits until the policy lets it begin."""
 
     def __init__(self, worker: Worker, weight: float | None) -> None:
@@ -68,6 +68,6 @@ class Batch(AnyBatch):
         self._fate = self._worker._start(
             finish, self._outlet.pipeline if self._out.beside else None
         )
-        self._worker._watch(self._fate, self._settled)
+        watch(self._fate, self._settled)
         self._encoder.buffers.left(self.number, self._fate)
         return error is not None

@@ -20,6 +20,7 @@ from zkv_workers.cycle import Cycle
 from zkv_workers.encoding import Sealed
 from zkv_workers.packing import cut
 from zkv_workers.plain import PlainPushes
+from zkv_workers.row_signals import PushRows
 from zkv_workers.together import Together
 from zkv_workers.transfers import Uploads
 
@@ -126,6 +127,15 @@ class Contributions:
                 return
             self.uploads.push(name, grant, block.bid, block.sealed, self.index, block.weight)
 
+    def push_rows(self, piece: PushRows) -> None:
+        """Send one piece of what the current batch pushes to a table; of a cancelled one,
+        nothing."""
+        grant = self.cycle.grant_of(piece.batch)
+        if grant is not None:
+            self.cycle.sent(piece.payload.nbytes, None)
+            name, place = self.name(MODEL, piece.batch), self.cycle.next_place(piece.bid)
+            self.uploads.push(name, grant, place, Sealed(piece.payload), self.index)
+
     def finish(self, event: s.Finish) -> None:
         """The current batch is complete."""
         grant = self.cycle.grant_of(event.batch)
@@ -165,7 +175,8 @@ class Contributions:
     def _conclude(self, finish: c.Finish, skipped: tuple[int, ...], token: int) -> None:
         """Say to every server of the group, and to the broker, that a contribution is complete."""
         name, grant = finish.contribution, finish.grant
-        self.uploads.conclude(name, grant, finish.weight, skipped, self.index)
+        places = self.cycle.places if name.group == MODEL else ()
+        self.uploads.conclude(name, grant, finish.weight, skipped, self.index, places)
         samples = self.cycle.samples if name.group == MODEL else 0
         self._open[name.group, name.batch] = _Open(name, grant, token, self.cycle.version, samples)
         self._link.send(finish)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from zkv import control as c
 from zkv.dtypes import Array
 from zkv.layout import Layout
+from zkv.table_layout import bid_of, place_of
 from zkv_workers.assembly import Assembly
 from zkv_workers.signals import Grant
 
@@ -31,6 +32,10 @@ class Cycle:
     """(batch, grant) of the batch that is being computed, unless it was cancelled."""
     version: int = 0
     """The model version that the current batch computes on."""
+    reads: int = 0
+    """The grant of that version: rows of tables are read under it."""
+    places: list[int] = field(default_factory=list)
+    """Where something was pushed to of tables, by the current batch."""
     behind: int = 0
     """How many versions that is older than the one that was granted."""
     samples: int = 0
@@ -86,6 +91,8 @@ class Cycle:
         self.version = values.granted.version
         self.behind = granted.version - self.version
         self.weights.clear()
+        self.places.clear()
+        self.reads = values.granted.grant
         where = granted.samples
         self.samples = 0 if where is None else where.stop - where.start
         return token, Grant(
@@ -116,6 +123,12 @@ class Cycle:
         self.nbytes += nbytes
         if weight is not None:
             self.weights.add(weight)
+
+    def next_place(self, bid: int) -> int:
+        """Return where the next piece goes that the current batch pushes to a table's block."""
+        before = sum(bid_of(place) == bid for place in self.places)
+        self.places.append(place_of(bid, before))
+        return self.places[-1]
 
     def declared(self, weight: float) -> float | None:
         """Return the weight that blocks were sent with; if there was another one than the batch

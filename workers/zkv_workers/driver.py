@@ -23,6 +23,7 @@ from zkv.data_messages import (
     Greet,
     Probed,
     Push,
+    Rows,
     Share,
     Shared,
     decode_data,
@@ -343,6 +344,6 @@ def server_of(message: Data) -> int:
     Raises:
         ProtocolError: no server says this.
     """
-    if isinstance(message, Ack | Block | Fenced | Probed | Share | Shared):
+    if isinstance(message, Ack | Block | Fenced | Probed | Rows | Share | Shared):
         return message.server
     raise ProtocolError(f"a {type(message).__name__} from a server")

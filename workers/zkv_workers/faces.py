@@ -18,6 +18,7 @@ from zkv.errors import KeyMismatch, PushRefused
 from zkv.layout import check_key
 from zkv.reasons import gist
 from zkv.spans import TRAINING, Spans
+from zkv.tables import Table
 from zkv.time_split import PARTS, Meter, Part
 from zkv.wire import MODEL
 from zkv_workers import signals as s
@@ -121,7 +122,14 @@ def evaluated(values: s.Values) -> Model:
 
 
 def initialise(
-    params: Any, *, rule: str, reduce: str, allow_nan: bool, absent: str, plain: bool
+    params: Any,
+    *,
+    rule: str,
+    reduce: str,
+    allow_nan: bool,
+    absent: str,
+    plain: bool,
+    tables: Mapping[Key, Table] | None = None,
 ) -> Callable[[int], s.Initialise]:
     """Take a copy of what `init` is given; return what makes the session's input of it.
 
@@ -131,7 +139,12 @@ def initialise(
     specs, values = specs_of(
         as_arrays(params), rule=rule, reduce=reduce, allow_nan=allow_nan, absent=absent
     )
-    return lambda token: s.Initialise(token, tuple(specs), values, plain)
+    offered = []
+    for key, table in (tables or {}).items():
+        if not isinstance(table, Table):
+            raise TypeError(f"table {key!r}: a zkv.Table is needed, not {type(table).__name__}")
+        offered.append(table.spec(key))
+    return lambda token: s.Initialise(token, tuple(specs), values, plain, tables=tuple(offered))
 
 
 def check_trained(driver: Driver, keys: Iterable[Key]) -> None:
@@ -245,7 +258,9 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
         "cancelled_s": round(ledger.cancelled_s, 6),
         "transport": driver.nearby.transport,
         "bytes_up": session.uploads.bytes_sent,
-        "bytes_down": session.downloads.bytes_received - session.together.delivered_bytes,
+        "bytes_down": session.downloads.bytes_received
+        + session.incoming.rows.bytes_received
+        - session.together.delivered_bytes,
         "topology": session.together.plain() | {"transport": driver.others.nearby.transport},
         "bytes_unacknowledged": session.uploads.unacknowledged(),
         "sent": session.uploads.flights.plain(),

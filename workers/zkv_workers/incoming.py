@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
-from zkv.errors import ProtocolError
+from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.wire import MODEL, PULLS
 from zkv_workers import signals as s
 from zkv_workers.assembly import Assembly
+from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
 from zkv_workers.on_demand import Demand
 from zkv_workers.pulls import Pulls
+from zkv_workers.requests import Requests
+from zkv_workers.row_reads import RowReads
+from zkv_workers.row_signals import AskRows, PushRows, ReleaseRows
 from zkv_workers.transfers import Downloads
 
 
@@ -34,7 +38,7 @@ class _Wait:
 
 
 class Incoming:
-    """Grants and their blocks. `answer` ends a call."""
+    """Grants, their blocks, rows of their version. `answer` ends a call, `fail` with an error."""
 
     def __init__(
         self,
@@ -42,10 +46,12 @@ class Incoming:
         link: Link,
         made: Contributions,
         pulls: Pulls,
-        ask_s: float,
+        config: SessionConfig,
         answer: Callable[[int, object], None],
+        fail: Callable[[int, ZkvError], None],
     ) -> None:
-        self.downloads = Downloads(layout, ask_s=ask_s)
+        self.downloads = Downloads(layout, ask_s=config.resend_s)
+        self.rows = RowReads(layout, config, answer, fail)
         self._layout = layout
         self._link = link
         self._made = made
@@ -55,6 +61,8 @@ class Incoming:
         self._demands: dict[int, Demand] = {}
         """By grant, those on demand."""
         self._asks: list[s.SendData] = []
+        self._pinned: set[int] = set()
+        """Pulls whose version servers keep for rows."""
 
     def granted(self, message: c.Granted, now: float) -> None:
         """The broker grants a batch, a pull or a plain push; what follows comes from servers."""
@@ -83,8 +91,11 @@ class Incoming:
             made.plain.granted(message.group, message.grant)
             made.next_plain(message.group)
 
-    def take(self, message: d.Block, payload: Array, now: float) -> None:
-        """A server sends a block."""
+    def take(self, message: d.Block | d.Rows, payload: Array, now: float) -> None:
+        """A server sends a block, or rows."""
+        if isinstance(message, d.Rows):
+            self.rows.take(message, payload, now)
+            return
         self._arrived(self.downloads.take(message, payload, now))
         for assembly in self.downloads.followers(message.bid, now):
             self._arrived(assembly)
@@ -99,14 +110,25 @@ class Incoming:
         self.downloads.drop(group, grant)
         if group == MODEL:
             self._demands.pop(grant, None)
+            self.rows.drop(batch)
         for wait in [wait for wait in self._waits if wait.batch == batch]:
             self._waits.remove(wait)
             self._answer(wait.token, None)
 
-    def receipts(self) -> list[s.SendData | s.Narrate]:
+    def receipts(self, now: float) -> list[s.SendData | s.Narrate]:
         """Return what to tell servers: what has come since, and what is wanted now."""
         asks, self._asks = self._asks, []
-        return [*self.downloads.receipts(), *asks]
+        return [*self.downloads.receipts(), *asks, *self.rows.ready(now)]
+
+    def owing(self) -> set[int]:
+        """Return the servers that have not sent all that was granted, or asked for."""
+        return self.downloads.owing() | self.rows.owing()
+
+    def clear(self) -> None:
+        """Drop everything (the broker started anew)."""
+        self.downloads.clear()
+        self.rows.clear()
+        self._pinned.clear()
 
     # --- on demand ---------------------------------------------------------------------------
 
@@ -126,6 +148,7 @@ class Incoming:
 
     def left(self, batch: int, *, finished: bool) -> None:
         """The current batch will need no values any more; `finished`: nor will its grant."""
+        self.rows.drop(batch)
         demand = self._demand(batch)
         if demand is None:
             return
@@ -134,6 +157,34 @@ class Incoming:
             grant = demand.assembly.granted.grant
             del self._demands[grant]
             self.downloads.drop(MODEL, grant)
+
+    def about_rows(
+        self, event: AskRows | PushRows | ReleaseRows, requests: Requests, now: float
+    ) -> None:
+        """Rows of a table are pushed, or needed, or not needed any more under a pull."""
+        match event:
+            case AskRows(token=token):
+                requests.open(token, "the rows of a table", now)
+                self._ask_rows(event)
+            case PushRows():
+                self._made.push_rows(event)
+            case ReleaseRows(pull):
+                self._unpin(pull)
+
+    def _unpin(self, pull: int) -> None:
+        """No rows will be asked for any more under a pull, if this is one."""
+        if pull in self._pinned:
+            self._pinned.discard(pull)
+            self._link.send(c.Received(PULLS, pull))
+
+    def _ask_rows(self, event: AskRows) -> None:
+        made = self._made
+        if not event.batch:
+            self.rows.ask(event, made.incarnation, PULLS, event.pull, made.index)
+        elif made.cycle.grant_of(event.batch) is None:
+            self._answer(event.token, None)
+        else:
+            self.rows.ask(event, made.incarnation, MODEL, made.cycle.reads, made.index)
 
     # --- waiting -----------------------------------------------------------------------------
 
@@ -151,6 +202,8 @@ class Incoming:
 
     def give_up(self, token: int) -> None:
         """Nobody waits for this call's answer any more."""
+        self.rows.give_up(token)
+        self._unpin(token)
         self._waits = [wait for wait in self._waits if wait.token != token]
 
     def _serve(self) -> None:
@@ -172,13 +225,18 @@ class Incoming:
         if not assembly.complete:
             return
         if granted.group == PULLS:
-            self._pulls.done(granted.token)
+            pull = self._pulls.done(granted.token)
+            if pull is None:
+                self._link.send(c.Received(PULLS, granted.grant))
+            elif pull.rows:
+                self._pinned.add(granted.token)
             values = s.Values(
                 granted.version,
                 tuple(granted.kids),
                 assembly.blocks,
                 assembly.parts,
                 self._layout.snapshot(),
+                granted.grant,
             )
             self._answer(granted.token, values)
             return

@@ -313,9 +313,10 @@ def cut(
     values: Mapping[Key, Array],
     empty: Empty = fresh,
 ) -> dict[int, Array]:
-    """Cut flat values of whole keys into blocks, in arrays that `empty` makes."""
+    """Cut flat values of whole keys into blocks, in arrays that `empty` makes; those of tables have
+    none."""
     packed = {}
-    for block in blocks:
+    for block in (one for one in blocks if one.segments):
         parts = [values[layout.entries[s.kid].spec.key][s.start : s.stop] for s in block.segments]
         packed[block.bid] = empty(block.size, parts[0].dtype)
         np.concatenate(parts, out=packed[block.bid])

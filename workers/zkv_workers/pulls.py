@@ -43,7 +43,7 @@ class Pulls:
         that a pull after a push has what was pushed.
         """
         failed: list[tuple[int, UnknownKey]] = []
-        if not self._layout.kid_of:
+        if not self._layout.kid_of and not self._layout.tables:
             return failed
         for token, reading in list(self._open.items()):
             keys = reading.pull.keys
@@ -55,13 +55,14 @@ class Pulls:
                 continue
             if not busy and not reading.asked:
                 reading.asked = True
-                self._link.send(c.Pull(token, list(keys), seen))
+                self._link.send(c.Pull(token, list(keys), seen, reading.pull.rows))
         return failed
 
-    def done(self, token: int) -> None:
-        """The pull is answered."""
+    def done(self, token: int) -> Pull | None:
+        """The pull is answered; return it, None if nobody waits for it any more."""
         self.answered += 1
-        self._open.pop(token, None)
+        reading = self._open.pop(token, None)
+        return None if reading is None else reading.pull
 
     def drop(self, token: int) -> None:
         """Nobody waits for this pull any more."""

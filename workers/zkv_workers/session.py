@@ -13,7 +13,6 @@ from zkv import errors
 from zkv.alignment import RoundTrips
 from zkv.control import encode_packet
 from zkv.dtypes import Array
-from zkv.errors import ProtocolError, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.placement import NEAR_BYTES_PER_S
@@ -53,7 +52,7 @@ class Session:
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self.aside = Aside(self.layout, self.uploads, self.requests, self._answer)
         self.incoming = Incoming(
-            self.layout, self._link, self.made, self.pulls, config.resend_s, self._answer
+            self.layout, self._link, self.made, self.pulls, config, self._answer, self._refused
         )
         self.round_trips = RoundTrips()
         """Between this worker and the broker."""
@@ -85,7 +84,7 @@ class Session:
             try:
                 if not self._behind.takes(event):
                     self._take(event)
-            except (ZkvError, ValueError) as error:
+            except (errors.ZkvError, ValueError) as error:
                 self._caller_failed(event, error)
         elif token := getattr(event, "token", 0):
             self._out.append(s.Fail(token, self.broken))
@@ -93,7 +92,7 @@ class Session:
     def turn_over(self, now: float) -> list[s.Output]:
         """Return what all inputs of a turn of the loop led to; receipts go out once for all."""
         self.aside.look()
-        self._out += self.incoming.receipts()
+        self._out += self.incoming.receipts(now)
         self._out += [s.SendControl(encode_packet(packet)) for packet in self._link.outgoing(now)]
         self._out += [*self.together.ready(now), *self.uploads.ready(now)]
         out, self._out = self._out, []
@@ -130,6 +129,8 @@ class Session:
                 self._link.send(c.Accounts(accounts, spent))
             case s.Want() | s.Forget():
                 self.incoming.note(event, self.now)
+            case s.AskRows() | s.PushRows() | s.ReleaseRows():
+                self.incoming.about_rows(event, self.requests, self.now)
             case s.Seed() | s.EndSeeds() | s.Room():
                 self.aside.take(event, self.now)
             case s.GiveUp(token):
@@ -236,7 +237,7 @@ class Session:
         self._out.append(s.Narrate("warning", f"{broker} is a new one; joining again"))
         for token in [*self.made.restart(), *self.aside.restart()]:
             self._refused(token, errors.BrokerLost(f"{broker} is a new one; push again"))
-        self.downloads.clear()
+        self.incoming.clear()
         self.layout.clear()
         self.round_trips = RoundTrips()
         self.member, self.requests.initialised = None, False
@@ -251,8 +252,7 @@ class Session:
             return
         self.broken = error
         tokens = [*self.requests.all(), *self._behind.clear()]
-        self._out += [s.Fail(token, error) for token in tokens]
-        self._out.append(s.Broken(error))
+        self._out += [*(s.Fail(token, error) for token in tokens), s.Broken(error)]
 
     def _hear(self, message: c.Message) -> None:
         match message:
@@ -306,7 +306,7 @@ class Session:
                     self._answer(self.requests.leaving, None)
                 self.fail(errors.Closed("the worker has left"))
             case _:
-                raise ProtocolError(f"{type(message).__name__} is not for a worker")
+                raise errors.ProtocolError(f"{type(message).__name__} is not for a worker")
 
     def _welcome(self, message: c.Welcome) -> None:
         self.member = message
@@ -329,14 +329,15 @@ class Session:
                 self._out.append(s.SendData(at.index, greet, None))
 
     def _laid_out(self, message: c.Layout) -> None:
-        self.layout.add(message.keys, message.blocks, SEEDS if message.seed else MODEL)
+        group = SEEDS if message.seed else MODEL
+        self.layout.add(message.keys, message.blocks, group, message.tables)
         self.requests.initialised = True
         self.made.index = max(self.made.index, message.index)
         if message.seed and self.member is not None:
-            offer = self._told.wanted({entry.spec.key for entry in message.keys})
-            self.aside.seed(offer, self.made.name(SEEDS, message.init), message)
+            name = self.made.name(SEEDS, message.init)
+            self.aside.seed(self._told.wanted(message), name, message)
 
-    def _refused(self, token: int, error: ZkvError) -> None:
+    def _refused(self, token: int, error: errors.ZkvError) -> None:
         if token == 0:
             self.fail(error)
             return
@@ -363,8 +364,9 @@ class Session:
                 self.uploads.acknowledged(message, self.now)
             case d.Probed():
                 self._out += self._probe.answered(message, self.now)
-            case d.Block() if payload is not None:
-                self.together.from_server(message, payload)
+            case d.Block() | d.Rows() if payload is not None:
+                if isinstance(message, d.Block):
+                    self.together.from_server(message, payload)
                 self.incoming.take(message, payload, self.now)
                 self._begun()
             case d.Fenced(reason=reason):
@@ -373,7 +375,7 @@ class Session:
                 if self.made.started and not self.requests.leaving:
                     self.fail(errors.Evicted(reason))
             case _:
-                raise ProtocolError(f"{type(message).__name__} is not for a worker")
+                raise errors.ProtocolError(f"{type(message).__name__} is not for a worker")
 
     # --- time --------------------------------------------------------------------------------
 
@@ -393,6 +395,6 @@ class Session:
             return
         self._probe.tick(self.now)
         self.together.tick(self.now)
-        late = self.uploads.owing() | self.downloads.owing()
+        late = self.uploads.owing() | self.incoming.owing()
         self.requests.owes(late, () if self.member is None else self.member.servers)
         self._out += self.requests.tick(self.now, joined=joined, heard=heard is not None)

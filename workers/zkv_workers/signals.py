@@ -16,7 +16,7 @@ from zkv.dtypes import Array
 from zkv.layout import Layout
 from zkv.pool import Shard
 from zkv.time_split import Spent
-from zkv.wire import ContributionId, KeySpec
+from zkv.wire import ContributionId, KeySpec, TableSpec
 from zkv_workers.encoding import Sealed
 from zkv_workers.outputs import Answer as Answer
 from zkv_workers.outputs import Broken as Broken
@@ -30,6 +30,10 @@ from zkv_workers.outputs import Output as Output
 from zkv_workers.outputs import SendControl as SendControl
 from zkv_workers.outputs import SendData as SendData
 from zkv_workers.outputs import SendPeer as SendPeer
+from zkv_workers.row_signals import AskRows as AskRows
+from zkv_workers.row_signals import PushRows as PushRows
+from zkv_workers.row_signals import ReleaseRows as ReleaseRows
+from zkv_workers.row_signals import RowInput
 
 Key = str | int
 
@@ -55,6 +59,7 @@ class Initialise:
     plain: bool
     in_parts: bool = False
     """There are no values yet: if they are asked of this worker, the answer is a `Seeding`."""
+    tables: tuple[TableSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +183,15 @@ class PushPlain:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Read keys (none: the model), after my own plain pushes of them; answered with `Values`."""
+    """Read keys (none: the model), after my own plain pushes of them; answered with `Values`.
+
+    `rows`: just these keys, and rows of tables are asked for of the same version, until
+    `ReleaseRows`.
+    """
 
     token: int
     keys: tuple[Key, ...]
+    rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,33 +263,11 @@ class FromPeer:
     payload: Array | None
 
 
-Input = (
-    Join
-    | Initialise
-    | Seed
-    | EndSeeds
-    | UsePool
-    | Begin
-    | Await
-    | Want
-    | Forget
-    | Room
-    | SendBlock
-    | Finish
-    | Report
-    | Withdraw
-    | PushPlain
-    | Pull
-    | Barrier
-    | Leave
-    | Ask
-    | GiveUp
-    | FromBroker
-    | FromServer
-    | Listening
-    | FromPeer
-    | Tick
-)
+Calls = Join | Initialise | EndSeeds | UsePool | Begin | Await | Room | Finish | PushPlain | Pull
+OfBatches = Want | Forget | SendBlock | Withdraw
+FromOutside = FromBroker | FromServer | Listening | FromPeer | Tick
+Rest = Seed | Report | Barrier | Leave | Ask | GiveUp
+Input = Calls | OfBatches | FromOutside | Rest | RowInput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -345,6 +333,8 @@ class Values:
     blocks: Mapping[int, Array]
     parts: Mapping[int, tuple[int, ...]]
     layout: Layout
+    pull: int = 0
+    """The token of the pull."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ class Told:
         """Tell the broker which keys this worker initialises."""
         self._offers[event.token] = event
         if not self._measuring:
-            self.tell(c.Offer(event.token, list(event.specs), event.plain, self._link_rate))
+            rate, tables = self._link_rate, event.tables
+            self.tell(c.Offer(event.token, list(event.specs), event.plain, rate, tables))
 
     def measured(self, rate: float) -> None:
         """The link carries so many bytes a second (0.0: not known): what has waited is said."""
@@ -75,13 +76,15 @@ class Told:
         """The broker turns a request down."""
         self._offers.pop(token, None)
 
-    def wanted(self, keys: set[str | int]) -> s.Initialise:
+    def wanted(self, message: c.Layout) -> s.Initialise:
         """Return the offer of just these keys, whose values the broker asks for.
 
         Raises:
             ProtocolError: they were not offered.
         """
+        keys = {entry.spec.key for entry in message.keys}
+        keys |= {entry.spec.key for entry in message.tables}
         for offer in self._offers.values():
-            if {spec.key for spec in offer.specs} == keys:
+            if {one.key for one in offer.specs} | {one.key for one in offer.tables} == keys:
                 return offer
         raise ProtocolError(f"the broker wants values of {keys}, which were not offered")

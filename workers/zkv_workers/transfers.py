@@ -72,7 +72,7 @@ class Uploads:
         of: tuple[d.Addend, ...] | None = None,
     ) -> int:
         """Queue a block, or a sum `of` some; return the server that it goes to."""
-        server = self._layout.blocks[bid].server
+        server = self._layout.server_of(bid)
         payload, at = sealed.payload, bid if of is None else -2 - bid
         message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight, of)
         data, order = SendData(server, message, payload), self._order(name, bid)
@@ -87,16 +87,17 @@ class Uploads:
         weight: float,
         skipped: Sequence[int],
         index: int,
+        places: Iterable[int] = (),
     ) -> None:
-        """Queue the end of a contribution for every server of its group (rule 8)."""
-        absent = set(skipped)
-        by_server: dict[int, list[int]] = {}
+        """Queue the end of a contribution for its group's servers (rule 8); `places`: in tables."""
+        absent, keeps = set(skipped), self._config.prefetch > 0
+        by_server = self._layout.places_by_server(name.group, places)
         for block in self._layout.blocks_in(name.group):
             sent = by_server.setdefault(block.server, [])
             if not absent.issuperset(block.kids):
                 sent.append(block.bid)
         for server, bids in by_server.items():
-            self._done(server, d.Done(name, grant, weight, bids, list(skipped), index))
+            self._done(server, d.Done(name, grant, weight, bids, list(skipped), index, keeps))
 
     def seed(
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
@@ -108,10 +109,8 @@ class Uploads:
 
     def end_seeds(self, name: ContributionId, message: c.Layout) -> None:
         """Queue the end of an initialisation."""
-        bids: dict[int, list[int]] = {}
-        for block in message.blocks:
-            bids.setdefault(block.server, []).append(block.bid)
-        for server, sent in bids.items():
+        for server in dict.fromkeys(block.server for block in message.blocks):
+            sent = [b.bid for b in message.blocks if b.server == server and b.segments]
             self._done(server, d.Done(name, message.init, 0.0, sent, [], message.index))
 
     def _done(self, server: int, message: d.Done) -> None:

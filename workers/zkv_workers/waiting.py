@@ -120,3 +120,17 @@ def reclaim(buffers: Buffers, config: SessionConfig, reason: Callable[[], str]) 
             time.sleep(faces.LOOK_S)
         else:
             raise WaitTimeout(faces.still_lent(batch, config.wait_timeout_s))
+
+
+def watch(fate: concurrent.futures.Future[s.Fate], settled: Callable[[s.Fate], None]) -> None:
+    """Call `settled` with what becomes of a batch, once that is known."""
+    # Futures keep what they have called: a batch would be a cycle, and its values would be here
+    # until some day cycles are looked for.
+    waiting = [settled]
+
+    def done(done: concurrent.futures.Future[s.Fate]) -> None:
+        settled = waiting.pop()
+        if not done.cancelled() and done.exception() is None:
+            settled(done.result())
+
+    fate.add_done_callback(done)
