@@ -270,7 +270,8 @@ class Shard:
             case d.Push() if payload is not None and message.of is not None:
                 ways = (self.commits.streaming, self._make, self._report_if_held)
                 out += self.joints.take(message, payload, self.members, *ways)
-                self._ack(message.contribution, -2 - message.bid)
+                if message.bid in self.layout.blocks:
+                    self._ack(message.contribution, -2 - message.bid)
             case d.Push() if payload is not None:
                 self._push(message, payload, out)
             case d.Done():
