@@ -18,8 +18,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from machines import ADDRESS, Machine, NoNamespace, network
 
 LAYERS, ENTRIES = 20, 131_072
 """512 KiB of float32 in each layer: a block of its own."""
@@ -41,7 +42,6 @@ MODES = {
 """Ways to send, and the variables that tell processes of them."""
 WARM = 2
 ZKV = [sys.executable, "-m", "zkv_cli"]
-ADDRESS = "10.212.1.{}"
 PATIENCE_S = 300
 
 
@@ -108,68 +108,6 @@ def train_torch(mode: str, batches: int) -> list[float]:
     return [after - before for before, after in itertools.pairwise(begun)][WARM:]
 
 
-# --- machines ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A network namespace, held open by a process."""
-
-    pid: int
-
-    def command(self, *argv: str) -> list[str]:
-        """Return a command that runs there."""
-        return ["nsenter", f"--target={self.pid}", "--net", "--", *argv]
-
-    def must(self, line: str) -> None:
-        """Run a command there that has to succeed."""
-        subprocess.run(self.command(*line.split()), check=True)
-
-
-@contextmanager
-def machine() -> Iterator[Machine]:
-    """Yield a fresh namespace; it is gone afterwards."""
-    holder = subprocess.Popen(
-        ["unshare", "--net", "--", "sh", "-c", "echo ready; exec cat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout is not None
-        if holder.stdout.readline() != "ready\n":
-            raise SystemExit("a network namespace cannot be made here: run this as root on Linux")
-        made = Machine(holder.pid)
-        made.must("ip link set lo up")
-        yield made
-    finally:
-        holder.kill()
-        holder.communicate()
-
-
-@contextmanager
-def network(mbit: float) -> Iterator[list[Machine]]:
-    """Yield a machine for each server, then for each worker, on one switch; 0 Mbit/s: unlimited."""
-    with ExitStack() as stack:
-        switch = stack.enter_context(machine())
-        switch.must("ip link add switch type bridge")
-        switch.must("ip link set switch up")
-        found = []
-        for at in range(SERVERS + WORKERS):
-            place = stack.enter_context(machine())
-            wire = f"ip link add card netns {place.pid} type veth peer name port{at}"
-            switch.must(f"{wire} netns {switch.pid}")
-            place.must(f"ip addr add {ADDRESS.format(at + 1)}/24 dev card")
-            switch.must(f"ip link set port{at} master switch")
-            for one, card in ((place, "card"), (switch, f"port{at}")):
-                one.must(f"ip link set {card} up")
-                if mbit:
-                    limit = f"rate {mbit:g}mbit burst 64kb latency 200ms"
-                    one.must(f"tc qdisc add dev {card} root tbf {limit}")
-            found.append(place)
-        yield found
-
-
 def run(places: list[Machine], mode: str, compute_s: float, batches: int) -> float:
     """Return the mean seconds of a batch over the workers of one run."""
     options = ("--servers", str(SERVERS), "--workers", str(WORKERS), "--optimizer", "sgd:lr=0.1")
@@ -227,7 +165,8 @@ def measure(
     mbit: float, batches: int, shares: Sequence[tuple[int, int]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each share of computing and each mode."""
-    with network(mbit) as slow, network(0) as instant:
+    hosts = SERVERS + WORKERS
+    with network(hosts, mbit) as slow, network(hosts, 0) as instant:
         comm_s = run(slow, "overlap", 0.0, batches)
         for compute, communication in shares:
             wanted_s = comm_s * compute / communication
@@ -281,12 +220,15 @@ def main() -> None:
     columns = ("share", "mode", "compute_ms", "comm_ms", "batch_ms", "ideal_ms")
     if not asked.json:
         print("  ".join(f"{column:>10}" for column in columns), " to ideal", flush=True)
-    for one in measure(asked.mbit, asked.batches, asked.share or SHARES):
-        rows.append(one)
-        if not asked.json:
-            ratio = one["batch_ms"] / one["ideal_ms"]
-            cells = "  ".join(f"{one[column]!s:>10}" for column in columns)
-            print(f"{cells}  {ratio:8.2f}", flush=True)
+    try:
+        for one in measure(asked.mbit, asked.batches, asked.share or SHARES):
+            rows.append(one)
+            if not asked.json:
+                ratio = one["batch_ms"] / one["ideal_ms"]
+                cells = "  ".join(f"{one[column]!s:>10}" for column in columns)
+                print(f"{cells}  {ratio:8.2f}", flush=True)
+    except NoNamespace as error:
+        raise SystemExit(str(error)) from error
     if asked.json:
         print(json.dumps(rows))
 

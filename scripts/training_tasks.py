@@ -136,9 +136,20 @@ class Text:
         """See `Task`."""
         return {k: v.detach().numpy().copy() for k, v in self._model.named_parameters()}
 
+    def _places(self, worker: int, step: int) -> Array:
+        chance = np.random.default_rng([self._seed, worker, step])
+        return chance.integers(0, self._cut - CONTEXT - 1, self.batch)
+
+    def _windows(self, at: Any) -> Any:
+        return self._torch.stack([self._data[a : a + CONTEXT + 1] for a in at])
+
+    def windows(self, worker: int, step: int) -> Any:
+        """Return the bytes of one batch: (samples, CONTEXT + 1), a tensor of int64."""
+        return self._windows(self._places(worker, step))
+
     def _loss(self, at: Any) -> Any:
         torch, model = self._torch, self._model
-        windows = torch.stack([self._data[a : a + CONTEXT + 1] for a in at])
+        windows = self._windows(at)
         x, y = windows[:, :-1], windows[:, 1:]
         hidden = model["byte"](x) + model["place"](torch.arange(CONTEXT))
         logits = model["head"](model["body"](hidden, mask=self._mask, is_causal=True))
@@ -154,9 +165,8 @@ class Text:
     ) -> tuple[dict[str, Array], float]:
         """See `Task`."""
         self._load(params)
-        chance = np.random.default_rng([self._seed, worker, step])
         self._model.zero_grad()
-        loss = self._loss(chance.integers(0, self._cut - CONTEXT - 1, self.batch))
+        loss = self._loss(self._places(worker, step))
         loss.backward()
         return {k: v.grad.numpy().copy() for k, v in self._model.named_parameters()}, float(
             loss.detach()

@@ -24,6 +24,7 @@ from zkv.data_messages import decode_data, encode_data
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, PushRefused, ZkvError
 from zkv.layout import Layout
+from zkv.link import Link
 from zkv.optim import rule, update
 from zkv.optimizer_spec import OptimizerSpec
 from zkv.policy import policy
@@ -35,6 +36,7 @@ from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
 from zkv_brokers.aggregates import spans
+from zkv_brokers.moves import Step
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import aligned, from_payload
 from zkv_codecs.packed import Packed, seed_of
@@ -106,6 +108,14 @@ class Options:
     """Over how many hosts workers are spread, by turns."""
     cut: tuple[int, ...] = ()
     """The workers (by rank) whose messages to other workers never arrive."""
+    moves: int = 0
+    """How often some blocks are sent to other servers, drawn anew each time."""
+    rebalances: int = 0
+    adds: int = 0
+    """Servers that join the run."""
+    drains: int = 0
+    deaths: int = 0
+    """How often a server that joined dies, if it owns nothing yet."""
     until_s: float = 400.0
 
 
@@ -163,6 +173,8 @@ class Sim:
         self.peer_bytes: Counter[bytes] = Counter()
         """What workers have sent each other, repeats included."""
         self.tokens = 0
+        self.dead: set[int] = set()
+        """Nodes that were drained, or died."""
         self.term = 0
         self.router = self._new_router()
         self.nodes = [self._node(index) for index in range(options.servers)]
@@ -176,6 +188,14 @@ class Sim:
             self.later(self.rng.random() * 0.05, lambda i=rank: self.start_worker(i))
         for _ in range(options.crashes):
             self.later(0.3 + self.rng.random() * 1.5, self._crash)
+        for _ in range(options.moves):
+            self.later(0.1 + self.rng.random() * 1.2, self._move)
+        for _ in range(options.adds):
+            self.later(0.1 + self.rng.random(), self._add)
+        for _ in range(options.deaths):
+            self.later(0.15 + self.rng.random(), self._die)
+        for action in ["rebalance"] * options.rebalances + ["drain"] * options.drains:
+            self.later(0.2 + self.rng.random() * 1.2, lambda a=action: self._ask(a))
         for _ in range(options.broker_restarts):
             self.later(self.rng.random() * 0.15, self._restart_broker)
 
@@ -271,13 +291,63 @@ class Sim:
     def _from_router(self, route: bytes, frame: bytes) -> None:
         if route.startswith(b"s"):
             index = int(route[1:])
-            self._do_node(index, self.nodes[index].broker_says(frame, self.now))
+            if index not in self.dead:
+                self._do_node(index, self.nodes[index].broker_says(frame, self.now))
         elif (worker := self.workers.get(route)) is not None and worker.alive:
             self._do_worker(route, worker, worker.session.handle(s.FromBroker(frame), self.now))
 
+    def _move(self) -> None:
+        """Have some blocks move to other servers."""
+        layout, servers = self.router.layout, sorted(self.router.members.servers)
+        blocks = sorted(layout.blocks)
+        chosen = self.rng.sample(blocks, self.rng.randint(0, len(blocks)))
+        steps = [
+            Step(bid, layout.blocks[bid].server, to)
+            for bid in chosen
+            if (to := self.rng.choice(servers)) != layout.blocks[bid].server
+        ]
+        self.notes.append(f"{self.now:.2f} moves: {steps}")
+        self.router.moves.plan(steps)
+        self._do_router(self.router.turn([r.Tick()], self.now))
+
+    def _ask(self, action: str) -> None:
+        """Have somebody ask for a rebalance, or for any server to be drained."""
+        link = Link(self.number())
+        name = f"server-{self.rng.randrange(len(self.nodes))}" if action == "drain" else ""
+        self.notes.append(f"{self.now:.2f} {action} {name}")
+        link.send(c.Rearrange(1, action, name))
+        for packet in link.outgoing(self.now):
+            self.to_router(b"o%d" % link.instance, c.encode_packet(packet))
+
+    def _add(self) -> None:
+        """Start one more server."""
+        index = len(self.nodes)
+        self.nodes.append(self._node(index, joins=True))
+        self.notes.append(f"{self.now:.2f} server-{index} is started")
+        self._tick_node(index)
+
+    def _die(self) -> None:
+        """Kill a server that joined, as long as nothing is lost with it: nor first values."""
+        if not self.commits():
+            self.later(0.1, self._die)
+            return
+        members = self.router.members.servers
+        for number in sorted(self.router.fleet.joined & members.keys()):
+            at = self.place(number)
+            copies = self.nodes[at].shard.copies.mirrored.values()
+            # Who has said that a copy is live may own the block by now.
+            if self.router.fleet.may_go(members[number]) and not any(one.live for one in copies):
+                self.dead.add(at)
+                self.notes.append(f"{self.now:.2f} server-{at} died")
+                self.later(0.01, lambda n=number: self._link_broke(n))
+                return
+
+    def _link_broke(self, number: int) -> None:
+        self._do_router(self.router.handle(r.ServerLink(number, False), self.now))
+
     # --- servers -----------------------------------------------------------------------------
 
-    def _node(self, index: int) -> n.Node:
+    def _node(self, index: int, *, joins: bool = False) -> n.Node:
         config = n.NodeConfig(
             "tcp://sim:1",
             f"server-{index}",
@@ -285,16 +355,23 @@ class Sim:
             budget_bytes=self.options.budget_bytes,
             window_bytes=self.options.window_bytes,
             priority=self.options.priority,
+            joins=joins,
         )
-        return n.Node(config, instance=self.number(), now=0.0)
+        return n.Node(config, instance=self.number(), now=self.now)
 
     def place(self, server: int) -> int:
         """Return which node the broker has given this index (they are counted as they announce)."""
-        return int(self.router.members.servers[server].hello.address.rpartition(":")[2]) - 100
+        member = self.router.members.servers.get(server)
+        if member is not None:
+            return int(member.hello.address.rpartition(":")[2]) - 100
+        found = [at for at, node in enumerate(self.nodes) if _number(node) == server]
+        assert len(found) == 1, f"server {server} is {found}; {self.story()}"
+        return found[0]
 
     def _tick_node(self, index: int) -> None:
-        self._do_node(index, self.nodes[index].tick(self.now))
-        self.later(TICK_S, lambda: self._tick_node(index))
+        if index not in self.dead:
+            self._do_node(index, self.nodes[index].tick(self.now))
+            self.later(TICK_S, lambda: self._tick_node(index))
 
     def _do_node(self, index: int, actions: list[n.Action]) -> None:
         for action in actions:
@@ -312,8 +389,24 @@ class Sim:
                         (index, route),
                         lambda h=header, p=payload, t=route: self._to_worker(t, h, p),
                     )
+            elif isinstance(action, n.ToServer):
+                header = encode_data(action.message)
+                bits = None if action.payload is None else action.payload.copy()
+                to = self.place(action.server)
+                self.carry(
+                    (b"s%d" % index, to), lambda i=to, h=header, p=bits: self._between(i, h, p)
+                )
+            elif isinstance(action, n.Drained):
+                assert not self.nodes[index].shard.store.blocks, self.story()
+                self.notes.append(f"{self.now:.2f} server-{index} ends, as it was drained")
+                self.dead.add(index)
             elif isinstance(action, n.Failed):
                 raise AssertionError(f"server {index} failed: {action.error}; {self.story()}")
+
+    def _hears(self, index: int, message: d.Data, payload: Array | None) -> None:
+        if index not in self.dead:
+            self._do_node(index, self.nodes[index].worker_says(message, payload, self.now))
+            self._do_node(index, self.nodes[index].turn_over(self.now))
 
     def _to_worker(self, route: bytes, header: bytes, payload: Array | None) -> None:
         worker = self.workers.get(route)
@@ -331,8 +424,12 @@ class Sim:
             else message.incarnation
         )
         self.routes[who] = route
-        self._do_node(index, self.nodes[index].worker_says(message, payload, self.now))
-        self._do_node(index, self.nodes[index].turn_over(self.now))
+        self._hears(index, message, payload)
+
+    def _between(self, index: int, header: bytes, payload: Array | None) -> None:
+        """Deliver what a server has sent to another one."""
+        message = decode_data(header, None if payload is None else payload.nbytes)
+        self._hears(index, message, payload)
 
     # --- workers -----------------------------------------------------------------------------
 
@@ -373,19 +470,19 @@ class Sim:
                 case s.SendData(server, message, payload):
                     header = encode_data(message)
                     bits = None if payload is None else payload.view(np.uint8).copy()
-                    self.carry(
-                        (route, server),
-                        lambda i=worker.servers[server], h=header, p=bits: self._to_node(
-                            route, i, h, p
-                        ),
-                    )
+                    if server in worker.servers:
+                        at = worker.servers[server]
+                        self.carry(
+                            (route, server),
+                            lambda i=at, h=header, p=bits: self._to_node(route, i, h, p),
+                        )
                 case s.Listen():
                     host = worker.session.config.host
                     listening = s.Listening(f"tcp://sim/{route.decode()}", host)
                     self.later(0.0, lambda e=listening: self.feed(route, worker, e))
                 case s.SendPeer(_, address, message, payload):
                     self._to_peer(route, address, message, payload)
-                case s.Connect(servers, _):
+                case s.Connect(servers):
                     worker.servers = {at: int(a.rpartition(":")[2]) - 100 for at, a in servers}
                 case s.Answer(token, value):
                     self.later(0.0, lambda t=token, v=value: self._answered(route, worker, t, v))
@@ -797,7 +894,14 @@ class Sim:
     def _settle_servers(self) -> None:
         """Let the servers catch up with the log (losses are repaired by resends)."""
         deadline = self.now + 60.0
-        while any(node.shard.index < len(self.router.log) for node in self.nodes):
+
+        def behind(at: int) -> bool:
+            node = self.nodes[at]
+            if _number(node) in self.router.members.servers:
+                return node.shard.index < len(self.router.log)
+            return node.shard.copies.left
+
+        while any(behind(at) for at in range(len(self.nodes)) if at not in self.dead):
             assert self.events, self.story()
             assert self.now < deadline, f"a server never caught up; {self.story()}"
             self.now, _, action = heapq.heappop(self.events)
@@ -955,6 +1059,10 @@ class Sim:
             for (key, cut), (_, start, stop) in zip(cuts, spans(block), strict=True):
                 view[key][cut] = fresh[start:stop]
         return view
+
+
+def _number(node: n.Node) -> int:
+    return -1 if node.welcome is None else node.welcome.index
 
 
 def simulate(seed: int, options: Options) -> Sim:

@@ -43,7 +43,7 @@ def assign(
     shares = [replace(one) for one in held] if held is not None else fitting.empty(servers)
     fitting.check(placement, pieces, shares)
     chosen = dict[int, int]()
-    units = _units(pieces, wishes)
+    units = units_of(pieces, wishes)
     for unit in units:
         if unit.pin is not None:
             fitting.put_pinned(placement, unit, shares, pieces)
@@ -59,14 +59,14 @@ def assign(
     return [chosen[at] for at in range(len(pieces))]
 
 
-def _units(pieces: Sequence[Piece], wishes: Wishes) -> list[Unit]:
+def units_of(pieces: Sequence[Piece], wishes: Wishes) -> list[Unit]:
     """Return what is placed as one: a group, or a single block; the largest first.
 
     Where there are caps, groups come before single blocks, which would take their room.
     """
     by_group: dict[int, list[int]] = {}
     units: list[Unit] = []
-    loaded = isinstance(wishes.placement.rule, ByLoad)
+    loaded = wishes.loaded
     for at, piece in enumerate(pieces):
         group = wishes.group(piece.key)
         if group is not None:

@@ -14,6 +14,7 @@ from msgspec import Meta
 from zkv.entries import Apart as Apart
 from zkv.entries import Commit as Commit
 from zkv.entries import Configure as Configure
+from zkv.entries import Copy as Copy
 from zkv.entries import Counted as Counted
 from zkv.entries import Discard as Discard
 from zkv.entries import Drop as Drop
@@ -23,8 +24,12 @@ from zkv.entries import Expect as Expect
 from zkv.entries import Expected as Expected
 from zkv.entries import Grant as Grant
 from zkv.entries import Init as Init
+from zkv.entries import Mirror as Mirror
+from zkv.entries import Move as Move
 from zkv.entries import Regroup as Regroup
+from zkv.entries import Retire as Retire
 from zkv.entries import Sum as Sum
+from zkv.entries import Unmirror as Unmirror
 from zkv.errors import ProtocolError
 from zkv.greetings import Beat as Beat
 from zkv.greetings import Bye as Bye
@@ -35,6 +40,13 @@ from zkv.greetings import ServerWelcome as ServerWelcome
 from zkv.greetings import Waiting as Waiting
 from zkv.greetings import Welcome as Welcome
 from zkv.greetings import WorkerHello as WorkerHello
+from zkv.moving import Catchup as Catchup
+from zkv.moving import Copied as Copied
+from zkv.moving import Follow as Follow
+from zkv.moving import Followed as Followed
+from zkv.moving import Rearrange as Rearrange
+from zkv.moving import Servers as Servers
+from zkv.moving import Traffic as Traffic
 from zkv.time_split import Seconds, Spent
 from zkv.verdicts import Cancel as Cancel
 from zkv.verdicts import Companion as Companion
@@ -130,6 +142,8 @@ class Finish(Frozen, frozen=True, tag=43):
     """The weight that its blocks have named; None: they have named none."""
     behind: UInt = 0
     """How many versions older than the one that was granted it was computed on."""
+    placement: UInt = 0
+    """That its blocks were sent by."""
 
 
 class Withdraw(Frozen, frozen=True, tag=44):
@@ -309,6 +323,10 @@ ForBroker = (
     | SquareSums
     | Trouble
     | Decoding
+    | Followed
+    | Copied
+    | Traffic
+    | Rearrange
 )
 Message = (
     ForBroker
@@ -328,6 +346,9 @@ Message = (
     | Settled
     | Reply
     | Refusal
+    | Follow
+    | Servers
+    | Catchup
 )
 
 _limit = Meta(max_length=MESSAGES_PER_PACKET_MAX)

@@ -83,6 +83,8 @@ class Push(Frozen, frozen=True, tag=2):
     """Of a payload that a codec has made."""
     weight: Weight | None = None
     """Of the contribution, if it is known already, and no key of the block is skipped."""
+    placement: UInt = 0
+    """That the contribution goes by."""
     of: Annotated[tuple[Addend, ...], Meta(max_length=ADDENDS_MAX)] | None = None
     """What the payload is the weighted sum of, in the dtype of sums (nothing: it is empty); None:
     it is of this contribution alone. Its receipt names block -2 - bid."""
@@ -99,6 +101,8 @@ class Done(Frozen, frozen=True, tag=3):
     index: UInt
     keeps: bool = False
     """Whether the next batch may still look at rows of the version that this one was granted."""
+    placement: UInt = 0
+    """That the contribution goes by."""
 
 
 class Got(Frozen, frozen=True, tag=4):
@@ -233,6 +237,33 @@ class Took(Frozen, frozen=True, tag=19):
     passed: list[tuple[UInt, UInt]]
 
 
+class Fetch(Frozen, frozen=True, tag=13):
+    """Server to server: send me these parts (none named: all) of a block's state, as it was when
+    its copy began."""
+
+    asker: UInt
+    """The number of the server that asks."""
+    placement: UInt
+    bid: UInt
+    index: UInt
+    """The log index at which the owner knows of the copy."""
+    parts: list[UInt]
+
+
+class Part(Frozen, frozen=True, tag=14):
+    """Server to server, with payload: one part of a block's state."""
+
+    server: UInt
+    asker: UInt
+    placement: UInt
+    bid: UInt
+    at: UInt
+    """Which part, from 0, of `of` parts."""
+    of: UInt
+    head: UInt
+    """How many bytes of the whole come before the arrays, and say what they are."""
+
+
 class AskRows(Frozen, frozen=True, tag=22):
     """Worker to server, with payload: send me these rows (uint64, ascending, each once) as they are
     in the version of this grant."""
@@ -281,6 +312,8 @@ Data = (
     | Shared
     | Pass
     | Took
+    | Fetch
+    | Part
     | AskRows
     | Rows
 )
@@ -317,7 +350,7 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
         raise ProtocolError(f"not a data header: {error}") from error
     compare_versions(header)
     message = envelope.data
-    wants_payload = isinstance(message, Push | Block | Probe | AskRows | Rows | Pass)
+    wants_payload = isinstance(message, Push | Block | Probe | AskRows | Rows | Part | Pass)
     if wants_payload != (payload_bytes is not None):
         raise ProtocolError(
             f"{type(message).__name__} {'needs' if wants_payload else 'has no'} payload frame"

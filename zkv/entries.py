@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from zkv.wire import BlockSpec, ContributionId, Frozen, Int, KeyEntry, TableEntry, UInt, Weight
+from zkv.greetings import ServerAt
+from zkv.wire import (
+    BlockSpec,
+    ContributionId,
+    Frozen,
+    Int,
+    KeyEntry,
+    Name,
+    TableEntry,
+    UInt,
+    Weight,
+)
 
 
 class Init(Frozen, frozen=True, tag=1):
@@ -134,4 +145,63 @@ class Apart(Frozen, frozen=True, tag=18):
     expected: list[Expected]
 
 
-Entry = Init | Drop | Regroup | Grant | Sum | Commit | Discard | Configure | Epoch | Expect | Apart
+class Mirror(Frozen, frozen=True, tag=11):
+    """Entry: in this placement gradients of these blocks (block, server) come to that server too,
+    which will get a copy."""
+
+    placement: UInt
+    moves: list[tuple[UInt, UInt]]
+
+
+class Copy(Frozen, frozen=True, tag=12):
+    """Entry: copies of these blocks (block, server) begin as the blocks are now; from here on
+    updates are made of gradients that came to both. `sources` tells where the owners listen."""
+
+    placement: UInt
+    moves: list[tuple[UInt, UInt]]
+    sources: list[ServerAt]
+    data_address: Name = ""
+    """Where the broker relays data, for servers that cannot reach each other."""
+
+
+class Move(Frozen, frozen=True, tag=13):
+    """Entry: these blocks (block, server) belong to that server, which holds live copies, from
+    here on."""
+
+    placement: UInt
+    moves: list[tuple[UInt, UInt]]
+
+
+class Unmirror(Frozen, frozen=True, tag=14):
+    """Entry: the moves (block, server) that had begun in some placement are given up; the owners
+    stay."""
+
+    placement: UInt
+    moves: list[tuple[UInt, UInt]]
+
+
+class Retire(Frozen, frozen=True, tag=15):
+    """Entry: this server owns nothing, and nothing will come to it: it stops once what it was
+    granted to send has arrived."""
+
+    server: UInt
+
+
+Entry = (
+    Init
+    | Drop
+    | Regroup
+    | Grant
+    | Sum
+    | Commit
+    | Discard
+    | Configure
+    | Epoch
+    | Expect
+    | Mirror
+    | Copy
+    | Move
+    | Unmirror
+    | Retire
+    | Apart
+)

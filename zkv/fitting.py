@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from zkv.errors import ConfigError
@@ -41,6 +41,8 @@ class Share:
     blocks: int = 0
     nbytes: float = 0
     load: float = 0
+    closed: bool = False
+    """Whether it takes nothing: it has left, or is to."""
 
     def add(self, unit: Unit) -> None:
         """Take in what is placed as one."""
@@ -63,15 +65,16 @@ class Unit:
     """What stands for it on a ring."""
 
 
-def empty(servers: int) -> list[Share]:
-    """Return the shares of servers that hold nothing."""
-    return [Share() for _ in range(servers)]
+def empty(servers: int, closed: Set[int] = frozenset()) -> list[Share]:
+    """Return the shares of servers that hold nothing; those of the numbers `closed` take none."""
+    return [Share(closed=server in closed) for server in range(servers)]
 
 
 def fits(caps: Caps, share: Share, unit: Unit) -> bool:
     """Return whether a server has room for a unit."""
     return (
-        (caps.blocks is None or share.blocks + len(unit.at) <= caps.blocks)
+        not share.closed
+        and (caps.blocks is None or share.blocks + len(unit.at) <= caps.blocks)
         and (caps.nbytes is None or share.nbytes + unit.nbytes <= caps.nbytes)
         and (caps.load is None or share.load + unit.load <= caps.load)
     )
@@ -104,6 +107,7 @@ def check(placement: Placement, pieces: Sequence[Piece], shares: Sequence[Share]
                 f"every server, load={caps.load:g}; raise it, or cut smaller blocks (--block-bytes)"
             )
     largest = max(pieces, key=lambda one: one.nbytes)
+    shares = [one for one in shares if not one.closed]
     wanted = {
         "blocks": (len(pieces) + sum(one.blocks for one in shares), caps.blocks),
         "bytes": (_sum(pieces, shares, "nbytes"), caps.nbytes),
@@ -133,6 +137,11 @@ def put_pinned(
     """
     assert unit.pin is not None
     share = shares[unit.pin]
+    if share.closed:
+        raise ConfigError(
+            f"{placement.named}: {pieces[unit.at[0]]} is pinned to server {unit.pin}, which has "
+            "left or is drained; pin it to another one"
+        )
     if not fits(placement.caps, share, unit):
         piece = pieces[unit.at[0]]
         count = len(unit.at)
@@ -231,7 +240,8 @@ class _Search:
         # Servers that are filled alike are one try: the first of them, the least filled first.
         distinct: dict[tuple[float, float, int], int] = {}
         for server, share in enumerate(self._shares):
-            distinct.setdefault((share.nbytes, share.load, share.blocks), server)
+            if not share.closed:
+                distinct.setdefault((share.nbytes, share.load, share.blocks), server)
         for _, server in sorted(distinct.items()):
             share = self._shares[server]
             self.looks -= 1

@@ -30,6 +30,8 @@ class ServerHello(Frozen, frozen=True, tag=31):
     pid: UInt
     started: bool
     """Whether it already holds a model that was granted or committed under an earlier broker."""
+    joins: bool = False
+    """Whether it is one more, where all servers that were asked for are here."""
 
 
 class ServerAt(Frozen, frozen=True):

@@ -167,6 +167,18 @@ class Layout:
             self.blocks_of_key[kid] = []
             self._put(BlockSpec(bid, bucket.server, [moved]))
 
+    def move(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Give blocks (block, server) to other servers.
+
+        Raises:
+            ProtocolError: there is no such block.
+        """
+        self._changed()
+        for bid, server in moves:
+            if bid not in self.blocks:
+                raise ProtocolError(f"there is no block {bid} that could move to server {server}")
+            self.blocks[bid] = BlockSpec(bid, server, self.blocks[bid].segments)
+
     def kid(self, key: str | int) -> int:
         """Return a key's number.
 

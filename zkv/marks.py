@@ -21,5 +21,12 @@ class Marks:
             self.high += 1
             self.above.discard(self.high)
 
+    def join(self, other: Marks) -> None:
+        """Add all numbers of another set."""
+        self.high = max(self.high, other.high)
+        above, self.above = self.above | other.above, set()
+        for number in above:
+            self.settle(number)
+
     def __contains__(self, number: int) -> bool:
         return number <= self.high or number in self.above

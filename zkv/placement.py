@@ -97,7 +97,7 @@ def plan(
     )
     if held is None:
         held = [Share(0, nbytes, nbytes) for nbytes in load or [0] * servers]
-    pieces = _to_place(cut, own, loads or key_loads(placement, _sizes(own)))
+    pieces = to_place(cut, own, loads or key_loads(placement, _sizes(own)))
     chosen = assign(pieces, servers, placement, wishes=wishes, held=held)
     return [
         BlockSpec(bid_first + at, server, segments)
@@ -114,7 +114,7 @@ def _bytes(spec: KeySpec) -> int:
     return size_of(spec) * DTYPES[spec.dtype].itemsize
 
 
-def _to_place(
+def to_place(
     cut: Sequence[tuple[int, list[Segment]]],
     entries: Sequence[KeyEntry],
     loads: Mapping[int, float],

@@ -30,7 +30,7 @@ CONTROL_BYTES_MAX = 16 * 1024 * 1024
 HEADER_BYTES_MAX = 256 * 1024
 """A data header lists at most the keys of one block, 5 bytes each, and a few numbers."""
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
-SHARED_BYTES = 2**30
+SHARED_BYTES = 2**32
 """What a process offers at most to peers of its machine to read payloads from
 (`zkv_net.nearby`); of it, what was never used takes no memory."""
 SHARED_BYTES_MAX = 2**40

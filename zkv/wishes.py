@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from zkv.errors import ConfigError
 from zkv.hash_ring import Ring, name_of
-from zkv.placements import ByHash, Placement, server_number
+from zkv.placements import ByHash, ByLoad, Placement, server_number
 
 
 class Wishes:
@@ -34,6 +34,11 @@ class Wishes:
             for pattern, server in placement.pins:
                 server_number(placement, pattern, server, servers, names)
             self._read(list(keys), servers, names)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether servers are compared by load, not by bytes."""
+        return isinstance(self.placement.rule, ByLoad)
 
     def pin(self, key: str | int) -> int | None:
         """Return the server that a key, or one that stays with it, is pinned to; None if none."""

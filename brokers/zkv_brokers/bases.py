@@ -29,6 +29,16 @@ class Bases:
         kept = self._kept.get((incarnation, grant), {})
         return kept[bid].values if bid in kept else None
 
+    def of_block(self, bid: int) -> list[tuple[tuple[int, int], Pinned]]:
+        """Return ((incarnation, grant), block) of all that is kept of one block."""
+        return [(name, kept[bid]) for name, kept in self._kept.items() if bid in kept]
+
+    def join(self, bid: int, others: Bases) -> None:
+        """Keep beside the rest what others have kept of one block."""
+        for name, pinned in others.of_block(bid):
+            pinned.pins += 1
+            self._kept[name] = {**self._kept.get(name, {}), bid: pinned}
+
     def release(self, incarnation: int, grant: int) -> None:
         """The contribution under this grant is settled."""
         for pinned in self._kept.pop((incarnation, grant), {}).values():

@@ -8,7 +8,7 @@ next one that offered the same set takes over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from zkv import control as c
@@ -52,7 +52,6 @@ class Catalog:
 
     `block_bytes`: the size of blocks; 0: by the link of the worker that initialises. `places` is
     the text of a placement, whose pins may name servers by what `names` returns, by number.
-    `pieces(n)`: into how many equal blocks a key is cut that would be cut into n; 0: it is not.
     """
 
     def __init__(
@@ -62,17 +61,19 @@ class Catalog:
         block_bytes: int = 0,
         places: str = "by_size",
         names: Callable[[], Sequence[str]] = tuple,
-        pieces: Callable[[int], int] = lambda blocks: 0,
     ) -> None:
         self.layout = layout
         self.placement = placement(places)
         self._names = names
-        self._pieces = pieces
+        self.pieces: Callable[[int], int] = lambda blocks: 0
+        """Into how many equal blocks a key is cut that would be cut into so many; 0: it is not."""
         self._coding = coding
         self._block_bytes = block_bytes
         self.pending: dict[int, Pending] = {}
-        self.history: list[c.Layout | c.Regrouped] = []
+        self.history: list[c.Layout | c.Regrouped | c.Follow] = []
         """What a newcomer has to be told, in order."""
+        self.closed: Callable[[], Set[int]] = frozenset
+        """The numbers of servers that take nothing."""
         self._sets: dict[str | int, frozenset[str | int]] = {}
         self._specs: dict[str | int, KeySpec | TableSpec] = {}
         self._counts = [0, 0, 0]
@@ -190,6 +191,7 @@ class Catalog:
             self.placement,
             servers,
             self._names(),
+            self.closed(),
         )
         blocks += parts
         size = len(encode((entries, blocks, placed)))
@@ -242,7 +244,7 @@ class Catalog:
                 return self._block_bytes or BLOCK_BYTES
             itemsize = DTYPES[entry.spec.dtype].itemsize
             size, most = size_of(entry.spec), max(1, measured // itemsize)
-            cut = self._pieces(-(-size // most))
+            cut = self.pieces(-(-size // most))
             return -(-size // cut) * itemsize if cut else measured
 
         loads = self._loads(entries)
@@ -275,7 +277,7 @@ class Catalog:
 
     def _held(self, servers: int, loads: Mapping[int, float] | None) -> list[Share]:
         """Return what each server holds; under caps with what is on its way to it."""
-        shares = empty(servers)
+        shares = empty(servers, self.closed())
         layouts = [self.layout]
         for one in self.pending.values() if self.placement.caps else ():
             layouts.append(Layout())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zkv import control as c
 from zkv.errors import ProtocolError
@@ -12,7 +12,7 @@ from zkv.spans import UPDATES, Spans, flow
 from zkv.wire import MODEL, BlockSpec
 from zkv_brokers.aggregates import Share
 from zkv_brokers.bases import Bases
-from zkv_brokers.contributions import Contributions
+from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.store import Store
 from zkv_brokers.streaming import Streaming, made_of
 from zkv_brokers.tables import Tables
@@ -78,22 +78,12 @@ class Commits:
         return sum(payloads[b.bid].nbytes for b in blocks if b.bid in payloads)
 
     def _commit(self, entry: c.Commit, blocks: Sequence[BlockSpec]) -> None:
-        def scale(spec: OptimizerSpec) -> float:
-            if entry.square_sum is None or spec.clip_global_norm is None:
-                return 1.0
-            return clip_factor(entry.square_sum, spec.clip_global_norm)
-
         for block in blocks:
             shares = self._shares(block, entry)
-            if not self._adopted(block, entry, shares) and self._store.commit(
-                block, shares, entry.version - 1, scale
-            ):
-                self._store.count(block, shares)
-            if entry.group == MODEL:
-                values = self._store.blocks[block.bid].current.values
-                self._store.views.committed(block, values)
+            adopted = self._adopted(block, entry, shares)
+            update_block(self._store, block, shares, entry, adopted=adopted)
         if entry.group == MODEL:
-            self.tables.commit(entry, self._contributions.open, scale)
+            self.tables.commit(entry, self._contributions.open, scale_of(entry))
         for one in entry.counted:
             name = one.contribution
             held = self._contributions.open.get(name)
@@ -113,19 +103,57 @@ class Commits:
         return self.streaming.adopt(block, made)
 
     def _shares(self, block: BlockSpec, entry: c.Sum | c.Commit) -> list[Share]:
-        shares = []
+        return shares_in(block.bid, entry, self.counted(entry), self.bases)
+
+    def counted(self, entry: c.Sum | c.Commit) -> list[Open]:
+        """Return what is held of the contributions of an update; ProtocolError if one is not."""
+        found = []
         for one in entry.counted:
-            name = one.contribution
-            held = self._contributions.open.get(name)
+            held = self._contributions.open.get(one.contribution)
             if held is None:
                 raise ProtocolError(
-                    f"the update to version {entry.version} of group {entry.group} counts {name}, "
-                    "which is not held here"
+                    f"the update to version {entry.version} of group {entry.group} counts "
+                    f"{one.contribution}, which is not held here"
                 )
-            # Staleness is a matter of the model: a plain push is not computed on anything.
-            model = entry.group == MODEL
-            base = self.bases.values(name.incarnation, held.grant, block.bid) if model else None
-            age = one.staleness if model else 0
-            payload = held.dense(block.bid)
-            shares.append(Share(one.weight, payload, held.skipped, age, base))
-        return shares
+            found.append(held)
+        return found
+
+
+def shares_in(
+    bid: int, entry: c.Sum | c.Commit, counted: Sequence[Open], bases: Bases
+) -> list[Share]:
+    """Return what the contributions of an update say of a block."""
+    # Staleness is a matter of the model: a plain push is not computed on anything.
+    model, shares = entry.group == MODEL, []
+    for one, held in zip(entry.counted, counted, strict=True):
+        who = one.contribution.incarnation
+        base = bases.values(who, held.grant, bid) if model else None
+        age = one.staleness if model else 0
+        shares.append(Share(one.weight, held.dense(bid), held.skipped, age, base))
+    return shares
+
+
+def scale_of(entry: c.Commit) -> Callable[[OptimizerSpec], float]:
+    """Return what gives the factor of global-norm clipping of an update, by optimizer."""
+
+    def scale(spec: OptimizerSpec) -> float:
+        if entry.square_sum is None or spec.clip_global_norm is None:
+            return 1.0
+        return clip_factor(entry.square_sum, spec.clip_global_norm)
+
+    return scale
+
+
+def update_block(
+    store: Store,
+    block: BlockSpec,
+    shares: Sequence[Share],
+    entry: c.Commit,
+    *,
+    adopted: bool = False,
+) -> None:
+    """Make a block's next version of what is said of it (`adopted`: it is made), and its view."""
+    if not adopted and store.commit(block, shares, entry.version - 1, scale_of(entry)):
+        store.count(block, shares)
+    if entry.group == MODEL:
+        store.views.committed(block, store.blocks[block.bid].current.values)

@@ -8,6 +8,7 @@ it, so that repeats are answered and dropped for all time in constant memory. Kn
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from zkv.marks import Marks
@@ -94,6 +95,27 @@ class Contributions:
             self._mark(incarnation, group, grant)
         else:
             self._dropped.setdefault((incarnation, group, grant), set()).add(batch)
+
+    def marks_of(self, group: int) -> list[tuple[int, Marks]]:
+        """Return (incarnation, settled grants) of one group."""
+        return [(who, marks) for (who, of), marks in self._marks.items() if of == group]
+
+    def know(self, group: int, settled: Mapping[int, Marks]) -> None:
+        """Take in which grants of a group are settled, by incarnation, as another server knows."""
+        for who, marks in settled.items():
+            self._marks.setdefault((who, group), Marks()).join(marks)
+
+    def strip(self, bids: Set[int]) -> list[ContributionId]:
+        """Drop these blocks, which are held elsewhere now, of all that is open; return what."""
+        found = []
+        for name, held in self.open.items():
+            for bid in bids & held.payloads.keys():
+                del held.payloads[bid]
+                held.declared.pop(bid, None)
+            if held.bids is not None and held.bids & bids:
+                held.bids -= bids
+            found.append(name)
+        return found
 
     def _mark(self, incarnation: int, group: int, grant: int) -> None:
         self._marks.setdefault((incarnation, group), Marks()).settle(grant)

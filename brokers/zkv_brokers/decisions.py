@@ -49,6 +49,8 @@ class Arrival:
     loss: float | None = None
     nbytes: int = 0
     finished: bool = False
+    placement: int = 0
+    """That its blocks were sent by."""
     held: set[int] = field(default_factory=set)
     void: str = ""
     arrived: bool = False

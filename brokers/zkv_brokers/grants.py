@@ -75,10 +75,10 @@ class Grants:
         window_bytes: int,
         resend_s: float = RESEND_S,
         priority: bool = True,
-        is_handed_on: Callable[[int, int, int], bool] = lambda version, bid, incarnation: False,
     ) -> None:
         self.window_bytes = window_bytes
-        self._is_handed_on = is_handed_on
+        self.is_handed_on: Callable[[int, int, int], bool] = lambda version, bid, who: False
+        """Whether another worker hands a block of a version on to a worker (an incarnation)."""
         self._resend_s = resend_s
         self._store = store
         self._open: dict[tuple[int, int, int], dict[int, _Piece]] = {}
@@ -111,8 +111,9 @@ class Grants:
         pieces: dict[int, _Piece] = {}
         name, serial = (entry.incarnation, entry.group, entry.grant), self._turn(entry)
         self._note(entry)
+        named = frozenset(entry.kids)
         for block in blocks:
-            piece = self._piece(entry, block)
+            piece = self._piece(entry, block, named)
             pieces[block.bid] = piece
             if not entry.on_demand:
                 self._offer(piece, serial)
@@ -137,7 +138,9 @@ class Grants:
             )
         name = (entry.incarnation, entry.group, entry.grant)
         self._note(entry)
-        self._ahead[name] = (entry, {block.bid for block in blocks}, self._turn(entry))
+        serial = self._turn(entry)
+        if blocks:
+            self._ahead[name] = (entry, {block.bid for block in blocks}, serial)
 
     def _note(self, entry: c.Grant) -> None:
         """Note a grant whose values later ones may be said to be like; who asks for them keeps
@@ -176,11 +179,11 @@ class Grants:
             missing.discard(block.bid)
             if not missing:
                 del self._ahead[name]
-            piece = self._piece(entry, block, pinned)
+            piece = self._piece(entry, block, frozenset(entry.kids), pinned)
             self._spare(piece, entry, block)
             self._open.setdefault(name, {})[block.bid] = piece
             name_of = (version, block.bid, entry.incarnation)
-            if piece.message.like < 0 and self._is_handed_on(*name_of):
+            if piece.message.like < 0 and self.is_handed_on(*name_of):
                 self._handed_on.add((*name, block.bid))
             else:
                 self._offer(piece, serial)
@@ -211,10 +214,17 @@ class Grants:
         order = (serial, message.bid if place is None else place) if self.priority else ()
         window.offer(name, piece.payload.nbytes, piece, order)
 
-    def _piece(self, entry: c.Grant, block: BlockSpec, pinned: Pinned | None = None) -> _Piece:
+    def _piece(
+        self,
+        entry: c.Grant,
+        block: BlockSpec,
+        named: frozenset[int],
+        pinned: Pinned | None = None,
+    ) -> _Piece:
+        """Make a block's message, of those of its keys that are named (none: of all)."""
         made = pinned is not None
         pinned = pinned or self._store.blocks[block.bid].current
-        wanted = [kid for kid in block.kids if kid in set(entry.kids)] if entry.kids else block.kids
+        wanted = [kid for kid in block.kids if kid in named] if named else block.kids
         kids = [] if wanted == block.kids else wanted
         message = d.Block(
             server=block.server,
@@ -227,9 +237,7 @@ class Grants:
             kids=kids,
         )
         if kids:
-            parts = [
-                pinned.values[a:b] for segment, a, b in spans(block) if segment.kid in set(kids)
-            ]
+            parts = [pinned.values[a:b] for segment, a, b in spans(block) if segment.kid in named]
             return _Piece(message, np.concatenate(parts), None)
         if entry.group == MODEL and not made:
             pinned = self._store.granted(block, entry.version)
@@ -341,6 +349,11 @@ class Grants:
         self._sent = {who: sent for who, sent in self._sent.items() if who in members}
         self._windows = {who: window for who, window in self._windows.items() if who in members}
         self._reachable &= members
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything that was granted."""
+        return not (self._open or self._ahead or any(map(len, self._windows.values())))
 
     @property
     def pinned_versions(self) -> int:

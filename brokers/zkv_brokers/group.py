@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from zkv import control as c
 from zkv import events as e
 from zkv.marks import Marks
+from zkv.owners import NEWEST, Homes
 from zkv.policy import SyncPolicy
 from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
@@ -41,7 +42,7 @@ class Group(Book):
         super().__init__()
         self.group = group
         self.sync = Synchronizer(policy, members_min=members_min)
-        self.servers = frozenset(servers)
+        self.homes = Homes(servers)
         self.rules = Rules()
         self.shortage: Callable[[], str] = str
         self.draws = Draws()
@@ -54,6 +55,11 @@ class Group(Book):
         self._starts: deque[e.Start] = deque()
         self._summing: Summing | None = None
         self._after_sum: list[c.Entry] = []
+
+    @property
+    def servers(self) -> frozenset[int]:
+        """The servers that must hold what begins now."""
+        return self.homes.at(NEWEST)
 
     # --- members -----------------------------------------------------------------------------
 
@@ -134,9 +140,9 @@ class Group(Book):
             return
         arrival = self._arrival(said.contribution, number, said.grant)
         arrival.finished, arrival.grant, arrival.weight = True, said.grant, said.weight
-        arrival.loss, arrival.nbytes = said.loss, said.nbytes
+        arrival.loss, arrival.nbytes, arrival.placement = said.loss, said.nbytes, said.placement
         if said.behind:
-            self._computed_on_older(arrival, said.behind)
+            self.computed_on_older(arrival, said.behind, self.rules)
         arrival.misled = said.declared not in (None, said.weight)
         if arrival.misled and self.ahead.members.get(number) == said.grant:
             self.ahead.drop(self, out)
@@ -144,16 +150,6 @@ class Group(Book):
         self._check(arrival, out)
         if unpinned:
             self.release_starts(out)
-
-    def _computed_on_older(self, arrival: Arrival, versions: int) -> None:
-        granted = self.bases.get((arrival.number, arrival.grant), 0)
-        self.bases[arrival.number, arrival.grant] = max(0, granted - versions)
-        if self.rules.staleness.compensation:
-            arrival.void = arrival.void or (
-                f"it was computed on version {granted - versions} under a grant of {granted}, and "
-                "delay compensation needs what was granted: connect workers with prefetch=0, or "
-                "choose staleness scale"
-            )
 
     def held(
         self, name: ContributionId, number: int, grant: int, server: int, index: int, out: Decisions
@@ -204,7 +200,7 @@ class Group(Book):
             self._arrive(one, out)
 
     def _arrive(self, arrival: Arrival, out: Decisions) -> None:
-        if arrival.void or self.servers <= arrival.held:
+        if arrival.void or self.homes.at(arrival.placement) <= arrival.held:
             arrival.arrived = True
             # No update happens between arrival and application: the age is the same then.
             age = self._age(arrival.number, arrival.grant)
@@ -231,6 +227,17 @@ class Group(Book):
         for arrival in self.together.look(self, out):
             self._check(arrival, out)
 
+    def check_all(self, out: Decisions) -> None:
+        """Look at all contributions that have not arrived: fewer servers may have to hold them."""
+        for name, arrival in list(self.arrivals.items()):
+            if name in self.arrivals:
+                self._check(arrival, out)
+
+    @property
+    def is_summing(self) -> bool:
+        """Whether servers were asked for sums of an update that is not in the log yet."""
+        return self._summing is not None
+
     @property
     def busy(self) -> bool:
         """Whether something is decided and not carried out."""
@@ -256,11 +263,8 @@ class Group(Book):
             self._queue.popleft()
             self.release_starts(out)
 
-    def _find(self, number: int, grant: int) -> Arrival:
-        return self.arrivals[self._arrived[number, grant]]
-
     def _counted(self, action: e.Commit) -> list[c.Counted]:
-        found = [self._find(one.worker, one.grant) for one in action.contributions]
+        found = [self.found(one.worker, one.grant) for one in action.contributions]
         return [
             c.Counted(one.contribution, one.weight, self._age(one.number, one.grant))
             for one in found
@@ -288,7 +292,7 @@ class Group(Book):
         """A server's answer to `Sum`; with the last one the commit is written."""
         total = None
         if self._summing is not None:
-            total = self._summing.take(server, message, self.servers)
+            total = self._summing.take(server, message, self.homes.owners)
         if total is not None:
             action = self._queue.popleft()
             self._summing = None
@@ -353,7 +357,7 @@ class Group(Book):
             # It arrived while a commit waited for its square sums, and was cancelled by that
             # commit.
             return
-        arrival = self._find(number, grant)
+        arrival = self.found(number, grant)
         name = arrival.contribution
         out.log(c.Discard(name.incarnation, self.group, grant, NO_BATCH, values=True))
         if arrival.void and not arrival.void.startswith("late"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused
 from zkv.layout import Layout
+from zkv.owners import Homes
 from zkv.policy import SyncPolicy
 from zkv.wire import MODEL, ContributionId
 from zkv_brokers.catalog import Catalog
@@ -37,6 +38,10 @@ class Groups:
     """Incarnations that asked for batches before there was a model."""
     draws: Draws = field(default_factory=Draws)
     """The samples that go with the model's grants."""
+    house: Callable[[int, Homes], None] = lambda number, homes: None
+    """Called with each new group's number, to tell it where contributions go by now."""
+    regroups: Callable[[int, Decisions], None] = lambda kid, out: None
+    """Called with a key before it leaves its group."""
     _cohort: set[int] = field(default_factory=set)
     """Who starts again together after a barrier that has let somebody out."""
     _rested: set[int] = field(default_factory=set)
@@ -69,6 +74,7 @@ class Groups:
             servers=self.layout.servers_in(number),
             pins=self.pins,
         )
+        self.house(number, group.homes)
         group.shortage = self.members.shortage
         return group
 
@@ -88,6 +94,7 @@ class Groups:
                 f"would "
                 "tear its version: push it inside a batch, or initialise it with plain=True"
             )
+        self.regroups(kid, out)
         number, bid = self._next, self.catalog.next_block()
         self._next += 1
         out.log(c.Regroup(kid, number, bid))

@@ -43,11 +43,15 @@ class Joints:
         streaming: Streaming,
         make: Callable[[Sequence[BlockSpec]], None],
         report: Callable[[ContributionId, Open], None],
+        ack: Callable[[ContributionId, int], None],
     ) -> list[ToBroker]:
         """Take in what workers have added up of one block; return what the broker is told.
 
-        `make` makes blocks for which all is here, and `report` reports what is held.
+        `make` makes blocks for which all is here, `report` reports what is held, and `ack` gives a
+        receipt.
         """
+        if message.bid in self.layout.blocks:
+            ack(message.contribution, -2 - message.bid)
         if streaming.version != self.version:
             self.version = streaming.version
             self.senders.clear()

@@ -21,6 +21,7 @@ class Log:
         self._first = 0
         self._entries: list[c.Entry] = []
         self._hash = hashlib.sha256()
+        self._latest: dict[type, c.Entry] = {}
 
     def __len__(self) -> int:
         """How many entries were ever written: the next one has this index."""
@@ -34,12 +35,23 @@ class Log:
         """Write entries."""
         self._entries += entries
         for entry in entries:
+            self._latest[type(entry)] = entry
             self._hash.update(encode(entry))
 
     @property
     def digest(self) -> str:
         """A digest of all entries that were ever written."""
         return self._hash.hexdigest()
+
+    def latest(self, fresh: Sequence[c.Entry], kinds: Sequence[type[c.Entry]]) -> list[c.Entry]:
+        """Return the last entry of each of these kinds; `fresh` are about to be written."""
+        found = []
+        for kind in kinds:
+            last = next((one for one in reversed(fresh) if isinstance(one, kind)), None)
+            last = last or self._latest.get(kind)
+            if last is not None:
+                found.append(last)
+        return found
 
     def since(self, index: int) -> list[c.Entry]:
         """Return the entries from this index on; they must not be forgotten yet."""

@@ -13,6 +13,7 @@ from zkv.wire import MODEL
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
+from zkv_brokers.moves import IDLE
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -34,6 +35,9 @@ def prepare(router: Router, model: Group) -> None:
     def forbids() -> str:
         if odd:
             return f"key {odd[0].key!r} is of {odd[0].dtype}: such keys come one by one"
+        if (moves := router.moves).stage != IDLE or moves.waits_for():
+            # A sum goes where its sender's contribution goes, and that is not yet the same for all.
+            return "blocks are moving between servers"
         if layout.tables:
             return f"table {next(iter(layout.tables.names()))!r} is pushed by rows"
         codec = router.coding.up.text
@@ -70,6 +74,13 @@ def leaves(router: Router, worker: Worker, out: Decisions) -> None:
     model = router.groups.model
     if model is not None and router.hub.now - worker.leaving_at > LEAVING_S:
         model.together.stops(worker.number, "leaves", model, out)
+
+
+def look(router: Router, out: Decisions) -> None:
+    """What is moving has to come one by one, so that each goes where its contribution goes."""
+    model = router.groups.model
+    if model is not None and model.together.version and router.moves.stage != IDLE:
+        model.together.stops(-1, "blocks are moving between servers", model, out)
 
 
 def at_barrier(router: Router, worker: Worker, out: Decisions) -> None:

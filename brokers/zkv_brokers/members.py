@@ -82,6 +82,8 @@ class Members:
     workers_min: int = 0
     """With fewer than so many, nobody begins a batch; those who have left are not asked for."""
     epoch: int = 0
+    places: int = 0
+    """Numbers that servers have had: those that have left are not given again."""
     _count: int = 0
     _world: int = 0
     _left: int = 0
@@ -164,16 +166,40 @@ class Members:
                 f"{same} already announced the address {hello.address}; give this server "
                 f"another port"
             )
-        if self.complete:
+        if self.complete and not hello.joins:
             return Refused(
                 f"all {self.servers_wanted} servers of this broker are here already; "
-                f"start the broker with --servers {self.servers_wanted + 1} to use one more"
+                f"start the broker with --servers {self.servers_wanted + 1} to use one more, or "
+                "start this one with: zkv server add"
             )
-        index = next(index for index in range(self.servers_wanted) if index not in self.servers)
+        if self.complete:
+            self.servers_wanted += 1
+            index = self.places
+        else:
+            index = next(i for i in range(self.servers_wanted) if i not in self.servers)
+        self.places = max(self.places, index + 1)
         server = Server(peer, index, hello)
         self.servers[index] = server
         self.by_peer[peer] = server
         return server
+
+    def dismiss(self, server: Server) -> None:
+        """Forget a server that has left; its number is not given again."""
+        self.servers_wanted -= 1
+        self.servers.pop(server.index, None)
+        self.by_peer.pop(server.peer, None)
+
+    def find(self, name: str) -> Server:
+        """Return the server with this number or name.
+
+        Raises:
+            Refused: there is none; those that there are are named.
+        """
+        for server in self.servers.values():
+            if name == server.hello.name or (name.isdecimal() and int(name) == server.index):
+                return server
+        here = ", ".join(f"{s.index} ({s.hello.name})" for _, s in sorted(self.servers.items()))
+        raise Refused(f"there is no server {name!r}; servers are {here}")
 
     def beaten(self, peer: int, beat: c.Beat) -> None:
         """Note what a member says of itself with each beat."""
@@ -197,8 +223,9 @@ class Members:
         return f"{here} of at least {needed} workers are here (--min-workers); start more of them"
 
     def names(self) -> list[str]:
-        """Return the servers' names by their numbers."""
-        return [server.hello.name for _, server in sorted(self.servers.items())]
+        """Return the servers' names by their numbers; "" of those that have left."""
+        here = self.servers
+        return [here[at].hello.name if at in here else "" for at in range(self.places)]
 
     def incarnations(self) -> list[int]:
         """Return the incarnations of all members."""

@@ -21,7 +21,16 @@ from zkv.wire import open_envelope
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.shard import Action as ShardAction
-from zkv_brokers.shard import Event, FromBroker, FromWorker, Prepare, Reset, Shard, ToBroker
+from zkv_brokers.shard import (
+    Event,
+    FromBroker,
+    FromWorker,
+    Prepare,
+    Reset,
+    Shard,
+    ToBroker,
+    ToServer,
+)
 
 DECODING_EVERY_S = 1.0
 """How often the broker is told what updates and their decoding have cost."""
@@ -48,6 +57,8 @@ class NodeConfig:
     asks: bool = False
     """Whether its beats ask what the broker's clock says."""
     link_resend_s: float = 1.0
+    joins: bool = False
+    """Whether it is one more, where all servers that were asked for are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,12 @@ class Failed:
     error: ZkvError
 
 
-Action = SendControl | ToWorker | Prepare | Note | Failed
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """All that this server held is elsewhere, and the broker knows that it goes: it may end."""
+
+
+Action = SendControl | ToWorker | ToServer | Prepare | Note | Failed | Drained
 
 
 class Node:
@@ -158,6 +174,8 @@ class Node:
             if self._link.peer:
                 self._link.send(c.Beat(now, ask=self.config.asks))
                 self._tell_decoding(now)
+                self._tell_traffic()
+        self._carry(self.shard.copies.requests(now))
         if self.welcome is None:
             self._wait_for_broker(now)
         elif self._link.heard is not None and now - self._link.heard > self.config.broker_lost_s:
@@ -179,6 +197,11 @@ class Node:
             rows = self.shard.tables.held()
             self._link.send(c.Decoding(first, commits.updates, commits.update_s, rows))
 
+    def _tell_traffic(self) -> None:
+        """Tell what blocks have carried, of those where that has changed."""
+        if news := self.shard.traffic.news():
+            self._link.send(c.Traffic(news))
+
     def stop(self, why: str, now: float) -> list[Action]:
         """Say goodbye."""
         if self.welcome is not None:
@@ -195,6 +218,7 @@ class Node:
                 config.host,
                 config.pid,
                 self.shard.started,
+                config.joins,
             )
         )
 
@@ -211,6 +235,8 @@ class Node:
             case c.Fatal(code=code, reason=reason) | c.Refusal(code=code, reason=reason):
                 self._fail(from_code(code, reason))
                 return
+            case c.Bye() if self.shard.copies.left:
+                self._out.append(Drained())
             case c.Beat(at=at, echo=echo) if echo is not None:
                 self.round_trips.note(echo, at, now)
             case c.ServerWelcome(index=index, servers=servers):

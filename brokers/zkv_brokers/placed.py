@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from zkv.dtypes import DTYPES
@@ -19,7 +19,8 @@ def key_parts(books: Sequence[Mapping[str, Any]]) -> dict[str | int, float]:
 
 
 class Placed:
-    """All blocks of a layout on `servers` servers. `books` are the codecs' (`Coding.books`).
+    """All blocks of a layout on `servers` servers, without those of the numbers `closed`. `books`
+    are the codecs' (`Coding.books`).
 
     The load of a key is what one contribution to it brings: its bytes, and of a key that codecs
     have encoded the part of them that has travelled. How often a key is pushed is not counted.
@@ -31,8 +32,10 @@ class Placed:
         layout: Layout,
         servers: int,
         books: Sequence[Mapping[str, Any]],
+        closed: Set[int] = frozenset(),
     ) -> None:
-        self._placement, self._layout, self._servers = placement, layout, servers
+        self._placement, self._layout = placement, layout
+        self._here = [server for server in range(servers) if server not in closed]
         self._blocks = list(layout.blocks.values())
         self._specs = {kid: entry.spec for kid, entry in layout.entries.items()}
         self._sizes = {kid: size_of(spec) for kid, spec in self._specs.items()}
@@ -81,8 +84,9 @@ class Placed:
         }
 
     def _imbalance(self, held: Sequence[float]) -> float:
-        blocks = [BlockSpec(server, server, []) for server in range(self._servers)]
-        return round(imbalance(blocks, self._servers, lambda block: held[block.server]), 4)
+        held = [held[server] for server in self._here]
+        blocks = [BlockSpec(at, at, []) for at in range(len(held))]
+        return round(imbalance(blocks, len(held), lambda block: held[block.server]), 4)
 
     def _servers_of(self, kid: int) -> set[int]:
         return {self._layout.blocks[bid].server for bid in self._layout.blocks_of_key[kid]}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Any
 
 from msgspec import structs
 
-from zkv.errors import KeyMismatch
+from zkv.errors import ConfigError, KeyMismatch
 from zkv.layout import Layout, check_key
 from zkv.optimizer_spec import OptimizerSpec, optimizer
 from zkv.placements import Placement
@@ -66,14 +66,16 @@ def placed_tables(
     placement: Placement,
     servers: int,
     names: Sequence[str],
+    closed: Set[int] = frozenset(),
 ) -> tuple[tuple[TableEntry, ...], list[BlockSpec]]:
     """Return numbered tables with the numbers of their blocks, from `bid_first` on, and the blocks.
 
-    A table has a part on each server, in their order, or only one on the server that it is pinned
-    to. How large the parts will be is not known: of many rows each has nearly as many.
+    A table has a part on each server but for those of the numbers `closed`, in their order, or only
+    one on the server that it is pinned to. How large the parts will be is not known: of many rows
+    each has nearly as many.
 
     Raises:
-        ConfigError: a pin names no server.
+        ConfigError: a pin names no server, or one that takes nothing.
     """
     entries: list[TableEntry] = []
     blocks: list[BlockSpec] = []
@@ -81,7 +83,13 @@ def placed_tables(
     for kid, spec in tables:
         pin = None if wishes is None else wishes.pin(spec.key)
         first = bid_first + len(blocks)
-        own = [BlockSpec(first + at, at, []) for at in range(servers)]
+        here = [at for at in range(servers) if at not in closed]
+        own = [BlockSpec(first + at, server, []) for at, server in enumerate(here)]
+        if pin in closed:
+            raise ConfigError(
+                f"{placement.named}: table {spec.key!r} is pinned to server {pin}, which has left "
+                "or is drained; pin it to another one"
+            )
         if pin is not None:
             own = [BlockSpec(first, pin, [])]
         entries.append(TableEntry(kid, spec, [block.bid for block in own]))

@@ -19,7 +19,7 @@ Silence = Callable[[Worker | Server], float]
 def servers_missing(members: Members, address: str) -> Reason | None:
     """Return which servers have not announced themselves, and how to start one."""
     missing = [index for index in range(members.servers_wanted) if index not in members.servers]
-    if not missing:
+    if members.complete:
         return None
     which = ", ".join(str(index + 1) for index in missing)
     plural = "servers" if len(missing) > 1 else "server"
@@ -133,7 +133,7 @@ def _unheld(group: Group, members: Members, silent_s: Silence) -> tuple[Who, ...
     late: set[int] = set()
     for arrival in group.arrivals.values():
         if arrival.finished and not arrival.arrived:
-            late |= group.servers - arrival.held
+            late |= group.homes.at(arrival.placement) - arrival.held
     found: Iterable[Server] = (members.servers[i] for i in sorted(late) if i in members.servers)
     return tuple(
         Who(

@@ -54,7 +54,7 @@ def recorded_blocks(
     if not model.blocks:
         raise ProtocolError(f"{file}: no model was initialised in it")
     books = router.coding.books(router.layout)
-    count = router.config.servers
+    count = max(router.config.servers, router.members.places)
     found: dict[str, Any] = {
         "before": _figures(router.catalog.placement, model, count, books),
         "after": None,

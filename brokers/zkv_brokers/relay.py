@@ -38,17 +38,23 @@ class Relay:
         self._link_changed = link_changed
         self._front = FdSocket(front, self._from_worker)
         self._backs: dict[int, FdSocket] = {}
+        self._watches: dict[int, FdSocket] = {}
         self._monitors: list[FdSocket] = []
+        """Those of servers that have gone are closed."""
         self.bytes_relayed = 0
 
     def connect(self, addresses: dict[int, str]) -> None:
-        """Connect a DEALER to each server that has none yet, and watch its connection."""
+        """Connect a DEALER to each server that has none yet, and watch its connection; leave those
+        that are not named any more."""
+        for index in self._backs.keys() - addresses.keys():
+            self._leave(index)
         for index, address in addresses.items():
             if index in self._backs:
                 continue
             socket = new_socket(self._context, zmq.DEALER, data=True)
             monitor = socket.get_monitor_socket(WATCHED)
-            self._monitors.append(FdSocket(monitor, self._watcher(index)))
+            self._watches[index] = FdSocket(monitor, self._watcher(index))
+            self._monitors.append(self._watches[index])
             connect(socket, address)
             self._backs[index] = FdSocket(socket, self._from_server)
 
@@ -75,11 +81,14 @@ class Relay:
     def close(self) -> None:
         """Close all sockets; a second call does nothing."""
         self._front.close()
-        for back in self._backs.values():
-            if not back.socket.closed:
-                back.socket.disable_monitor()
-            back.close()
+        for index in list(self._backs):
+            self._leave(index)
+
+    def _leave(self, index: int) -> None:
+        back = self._backs.pop(index)
+        if not back.socket.closed:
+            back.socket.disable_monitor()
+        back.close()
         # Only now: with nobody to read an event, libzmq's I/O thread would wait for ever to write
         # it, and disable_monitor for that thread.
-        for monitor in self._monitors:
-            monitor.close()
+        self._watches.pop(index).close()

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from zkv import control as c
-from zkv.errors import ProtocolError, Refused, UnknownKey, ZkvError
+from zkv.errors import ProtocolError, Refused, UnknownKey
 from zkv.policy import SyncPolicy, policy
 from zkv.reasons import Reason
+from zkv.rebalance import imbalance_of
 from zkv.staleness import staleness
 from zkv.wire import MODEL, NO_BATCH, PULLS, ContributionId
 from zkv_brokers import meeting, reasons
@@ -42,28 +43,6 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
     )
 
 
-def offer(router: Router, worker: Worker, message: c.Offer, out: Decisions) -> None:
-    """Take an offer of keys: the first one's values count, the others are told when these are here.
-
-    Raises:
-        ZkvError: the keys contradict those that there are, or cannot be placed.
-    """
-    plain = message.plain or router.groups.model is not None
-    worker.link_rate = message.link_rate or worker.link_rate
-    taken = router.catalog.offer(
-        worker.incarnation,
-        message,
-        plain,
-        router.config.servers,
-        router.plain_spec if plain else router.model_spec,
-        out,
-    )
-    if isinstance(taken, ZkvError):
-        raise taken
-    if taken is None:
-        router.hub.send(worker.peer, c.Reply(message.token, "known"))
-
-
 def rules(router: Router) -> Rules:
     """Return what the model's group has to know of the settings in force."""
     return Rules(
@@ -83,11 +62,18 @@ def check_owner(name: ContributionId, worker: Worker) -> None:
         raise ProtocolError(f"{worker} spoke of a contribution of incarnation {name.incarnation}")
 
 
-def check_finish(group: Group, name: ContributionId, worker: Worker, grant: int) -> None:
-    """Check that a worker finishes a batch of its own, once, under a grant that is open for it."""
+def check_finish(group: Group, said: c.Finish, worker: Worker, floor: int) -> None:
+    """Check that a worker finishes a batch of its own, once, under a grant that is open for it, and
+    in no placement that it has said it is through with (`floor`)."""
+    name, grant = said.contribution, said.grant
     check_owner(name, worker)
     if group.is_over(name.incarnation, grant):
         return
+    if said.placement < floor:
+        raise Refused(
+            f"{worker} finished batch {name.batch} in placement {said.placement}, though it had "
+            f"nothing open before placement {floor}"
+        )
     done = {(a.number, a.grant) for a in group.arrivals.values() if a.finished}
     known = group.arrivals.get(name)
     again = (worker.number, grant) in done or (known is not None and known.finished)
@@ -220,11 +206,13 @@ def positive(text: str, setting: str) -> float:
     return value
 
 
-def contribution_bytes(router: Router) -> list[int]:
+def contribution_bytes(router: Router) -> dict[int, int]:
     """Return the bytes of one contribution to the model at each server."""
-    per_server = [0] * router.config.servers
+    per_server = dict.fromkeys(router.members.servers, 0)
+    mirrored = router.moves.targets()
     for block in router.layout.blocks_in(MODEL):
-        per_server[block.server] += router.layout.block_bytes(block)
+        for server in {block.server, mirrored.get(block.bid, block.server)}:
+            per_server[server] += router.layout.block_bytes(block)
     return per_server
 
 
@@ -232,7 +220,7 @@ def capacity(router: Router) -> int | None:
     """Return how many contributions fit into the servers' budgets (rule 11); None if any number."""
     rooms = [
         router.members.servers[index].hello.budget_bytes // size
-        for index, size in enumerate(contribution_bytes(router))
+        for index, size in contribution_bytes(router).items()
         if size and router.members.servers[index].hello.budget_bytes
     ]
     return min(rooms, default=None)
@@ -257,7 +245,7 @@ def budget_text(router: Router, group: Group, chosen: SyncPolicy) -> str:
     """Return which server's budget is too small for a policy, with both figures."""
     sizes, need = contribution_bytes(router), group.need(chosen)
     index = min(
-        (i for i, size in enumerate(sizes) if size),
+        (i for i, size in sizes.items() if size),
         key=lambda i: router.members.servers[i].hello.budget_bytes // sizes[i],
     )
     server = router.members.servers[index]
@@ -338,13 +326,25 @@ def _workers(router: Router) -> list[dict[str, Any]]:
     ]
 
 
+def _measured(router: Router) -> dict[str, Any]:
+    """Return how evenly payload bytes were spread, and over how many seconds."""
+    loads, servers = router.loads, router.members.servers
+    return {
+        "measured_imbalance": round(imbalance_of(loads.by_server(servers)), 4) if servers else 1.0,
+        "measured_s": round(loads.seconds(router.hub.now), 3),
+    }
+
+
 def status(router: Router) -> dict[str, Any]:
     """Return how things stand, as plain data for `zkv status --json`."""
     model = router.groups.model
     members = router.members
     layout = router.layout
     coding = router.coding.plain(layout)
-    placed = Placed(router.catalog.placement, layout, router.config.servers, coding["codecs"])
+    measured = router.loads.by_server(members.servers)
+    gone = set(range(members.places)) - members.servers.keys()
+    places = max(members.places, router.config.servers)
+    placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
     return {
         "broker": router.config.address,
         "term": members.term,
@@ -373,6 +373,8 @@ def status(router: Router) -> dict[str, Any]:
         "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
         **placed.plain(),
         "topology": meeting.plain(router),
+        "moves": {**router.moves.plain(), "draining": router.fleet.draining},
+        **_measured(router),
         "servers": [
             {
                 "index": server.index,
@@ -382,6 +384,7 @@ def status(router: Router) -> dict[str, Any]:
                 "pid": server.hello.pid,
                 "last_heard_s": round(router.hub.silent_s(server.peer), 3),
                 **placed.of_server(server.index),
+                "measured": measured.get(server.index, 0.0),
                 "updates": server.updates,
                 "update_s": round(server.update_s, 6),
             }

@@ -10,26 +10,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zkv import control as c
-from zkv.errors import ProtocolError, Refused, ZkvError, code_of
+from zkv.errors import ProtocolError, Refused, code_of
 from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.policy import SyncPolicy
 from zkv.staleness import staleness
 from zkv.topology import topology
 from zkv.wire import MODEL, SEEDS
-from zkv_brokers import meeting, requests
+from zkv_brokers import meeting, offers, requests
 from zkv_brokers.catalog import Catalog, Pending
 from zkv_brokers.coding import Coding
 from zkv_brokers.config import RouterConfig as RouterConfig
 from zkv_brokers.decisions import Decisions, Pins
 from zkv_brokers.door import Door
+from zkv_brokers.fleet import Fleet
 from zkv_brokers.group import Group
 from zkv_brokers.groups import Groups
 from zkv_brokers.hub import Hub
 from zkv_brokers.hub import Note as Note
 from zkv_brokers.hub import Send as Send
+from zkv_brokers.loads import Loads
 from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
+from zkv_brokers.moves import Moves
+from zkv_brokers.rearranging import rearrange
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Received as Received
@@ -54,14 +58,9 @@ class Router:
             config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
         )
         self.topology = topology(config.topology)
-        self.catalog = Catalog(
-            self.layout,
-            self.coding,
-            config.block_bytes,
-            self.topology.placement(config.placement),
-            self.members.names,
-            lambda blocks: self.topology.pieces(blocks, config.workers),
-        )
+        places = (self.topology.placement(config.placement), self.members.names)
+        self.catalog = Catalog(self.layout, self.coding, config.block_bytes, *places)
+        self.catalog.pieces = lambda blocks: self.topology.pieces(blocks, config.workers)
         pins = Pins(config.versions_pinned_max)
         self.groups = Groups(
             self.layout, self.catalog, self.members, config.policy, pins, self._prepare
@@ -71,6 +70,9 @@ class Router:
         """What the last turn has written into the log."""
         self.failed: c.Fatal | None = None
         self.door = Door(self)
+        self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
+        self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
+        self.groups.regroups = self._leaves_group
         self._told: dict[int, str] = {}
         self._line_passed = False
         self._shortage = ""
@@ -111,6 +113,9 @@ class Router:
             case ServerLink(index, up):
                 if index in self.members.servers:
                     self.members.servers[index].broken = not up
+        self.moves.look(out)
+        self.fleet.look(out)
+        meeting.look(self, out)
         if self.groups.model is not None:
             self.groups.draws.circulate(self.groups.model, out)
 
@@ -150,7 +155,9 @@ class Router:
             case c.WorkerHello():
                 self.door.knock(peer, message, out)
             case c.ServerHello():
-                self._hello_server(peer, message, out)
+                if self.fleet.hello(peer, message, out):
+                    self.servers_changed()
+                    self.door.open(out)
             case c.Beat():
                 self.hub.echo(peer, message)
                 self.members.beaten(peer, message)
@@ -163,6 +170,8 @@ class Router:
                 number = who.number if isinstance(who, Worker) else -1
                 value = requests.change(self, message, number, out)
                 self.hub.send(peer, c.Reply(message.token, value, out.index))
+            case c.Rearrange(token=token):
+                self.hub.send(peer, c.Reply(token, rearrange(self, message)))
             case _ if isinstance(who, Worker):
                 self._from_worker(who, message, out)
             case _ if isinstance(who, Server):
@@ -170,31 +179,15 @@ class Router:
             case _:
                 raise Refused(f"{type(message).__name__} came before any hello; join first")
 
-    def _hello_server(self, peer: int, hello: c.ServerHello, out: Decisions) -> None:
-        if hello.started and not self.members.complete:
-            self._fail(
-                "BrokerLost",
-                f"server {hello.name!r} at {hello.address} holds a model of an earlier broker, "
-                "whose log is lost; stop all processes and start the run again",
-            )
-            self.hub.send(peer, self.failed or c.Bye(""))
-            return
-        enrolled = self.members.enrol(peer, hello)
-        if isinstance(enrolled, ZkvError):
-            raise enrolled
-        self.hub.note(
-            "info", f"{enrolled} is here, {len(self.members.servers)} of {self.config.servers}"
-        )
-        self.hub.send(peer, c.ServerWelcome(enrolled.index, self.config.servers, self.members.term))
-        if self.members.complete:
-            addresses = tuple((s.index, s.hello.address) for s in self.members.servers.values())
-            self._addresses = ServersChanged(addresses)
-            self.door.open(out)
+    def servers_changed(self) -> None:
+        """Tell the data port which servers are here."""
+        addresses = tuple((s.index, s.hello.address) for s in self.members.servers.values())
+        self._addresses = ServersChanged(addresses)
 
     def _from_worker(self, worker: Worker, message: c.Message, out: Decisions) -> None:
         match message:
             case c.Offer():
-                requests.offer(self, worker, message, out)
+                offers.offer(self, worker, message, out)
             case c.UsePool():
                 trained = bool(self.groups.begun) or self.groups.model is not None
                 self.groups.draws.use(message, worker, trained=trained)
@@ -208,8 +201,8 @@ class Router:
             case c.Plain(key=key):
                 # `Regrouped` is the answer; a reply would end the push that asked, unsettled.
                 self.groups.make_plain(self.layout.kid(key), out)
-            case c.Finish(contribution=name, grant=grant):
-                requests.check_finish(self.groups[name.group], name, worker, grant)
+            case c.Finish(contribution=name):
+                requests.check_finish(self.groups[name.group], message, worker, self.moves.floor)
                 self.groups[name.group].finish(message, worker.number, out)
                 self._settle_leavers(out)
             case c.Withdraw(contribution=name, grant=grant):
@@ -222,6 +215,8 @@ class Router:
             case c.Accounts(accounts=accounts, spent=spent):
                 self.coding.told(worker.incarnation, accounts)
                 worker.spent = spent or worker.spent
+            case c.Followed():
+                self.moves.followed(worker, message)
             case c.Barrier(token=token, number=number):
                 worker.barrier, worker.barrier_token = number, token
                 self.groups.begun.discard(worker.incarnation)
@@ -263,8 +258,12 @@ class Router:
                 self.coding.decoding(server.index, seconds)
                 server.updates, server.update_s = message.updates, message.update_s
                 server.rows = message.rows
+            case c.Traffic(blocks=blocks):
+                self.loads.told(server.index, blocks, self.hub.now)
+            case c.Copied():
+                self.moves.copied(server, message, out)
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
-                self._fail("ServerLost", f"{server} stopped: {reason}")
+                self.fleet.stopped(server, reason, out)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a server to send")
 
@@ -286,6 +285,11 @@ class Router:
             out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))
         self._begin(out)
 
+    def _leaves_group(self, kid: int, out: Decisions) -> None:
+        """A key is about to leave its group, and its bucket: nothing of it may be on its way."""
+        why = f"key {self.layout.entries[kid].spec.key!r} gets a group of its own"
+        self.moves.abandon(self.layout.blocks_of_key[kid], why, out)
+
     def _prepare(self, model: Group) -> None:
         """Set what the model's group has to know before anybody is granted anything."""
         model.rules = requests.rules(self)
@@ -299,7 +303,7 @@ class Router:
         group = self.groups[MODEL]
         room = group.rules.capacity
         if room is not None and room < group.need():
-            self._fail("ConfigError", requests.budget_text(self, group, self.policy))
+            self.fail("ConfigError", requests.budget_text(self, group, self.policy))
 
     def note_shortage(self) -> None:
         """Warn, once for each pair of numbers, that k is larger than the members."""
@@ -321,11 +325,11 @@ class Router:
         self._told.pop(worker.incarnation, None)
         self.log_epoch(out)
         self.coding.left(worker.incarnation)
-        self.catalog.lost(worker.incarnation, self.config.servers, self.model_spec, out)
+        self.catalog.lost(worker.incarnation, self.members.places, self.model_spec, out)
         self.groups.leave(worker, out)
         short = "" if worker.leaving or worker.hello.observer else self.members.shortage()
         if short and self.config.on_short == "fail":
-            self._fail("WorkersLost", f"{worker} is gone: {why}; {short}")
+            self.fail("WorkersLost", f"{worker} is gone: {why}; {short}")
         self._begin(out)
         last = c.Bye(why) if worker.leaving else c.Refusal(0, "Evicted", f"{worker}: {why}")
         self.hub.send(worker.peer, last)
@@ -353,7 +357,8 @@ class Router:
         if through:
             self.groups.barrier_opened(out)
 
-    def _fail(self, code: str, text: str) -> None:
+    def fail(self, code: str, text: str) -> None:
+        """The run cannot go on: tell everybody why, once."""
         if self.failed is None:
             self.failed = c.Fatal(code, text[:4000])
             self.hub.note("error", text)
@@ -368,13 +373,7 @@ class Router:
                 self.note_shortage()
         self.door.settle(out)
         self._settle_leavers(out)
-        for server in self.members.servers.values():
-            silent = self.hub.silent_s(server.peer)
-            gone = server.broken and silent > 3 * self.config.beat_s
-            if gone or silent > self.config.server_lost_s:
-                why = "its connection broke, and " if server.broken else ""
-                text = f"{server} is lost: {why}nothing was heard of it for {silent:.1f} s"
-                self._fail("ServerLost", text)
+        self.fleet.tick(out)
         for peer in self.hub.peers():
             strange = peer not in self.members.by_peer
             if strange and self.hub.silent_s(peer) > self.config.worker_lost_s:

@@ -22,22 +22,26 @@ from zkv.data_messages import (
     Block,
     Data,
     Done,
+    Fetch,
     Got,
     Greet,
+    Part,
     Push,
     Share,
     Shared,
     decode_data,
     encode_data,
 )
+from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.wire import SHARED_BYTES, split_route
 from zkv_brokers import aggregates, dense
+from zkv_brokers.couriers import Couriers
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
-from zkv_brokers.node import Action, Failed, Node, NodeConfig, Note, SendControl
+from zkv_brokers.node import Action, Drained, Failed, Node, NodeConfig, Note, SendControl
 from zkv_brokers.recording import Recorder, digest_of
-from zkv_brokers.shard import Prepare, Shard
+from zkv_brokers.shard import Prepare, Shard, ToServer
 from zkv_codecs.plan import Plan
 from zkv_net import loop as net
 from zkv_net import tracing
@@ -67,6 +71,8 @@ class ServerConfig:
     narrate_every_s: float = 5.0
     broker_lost_s: float = 10.0
     insecure: bool = False
+    joins: bool = False
+    """Whether it is one more, where all servers that were asked for are here."""
     io_threads: int = 1
     shared_bytes: int = SHARED_BYTES
     """Memory for payloads to workers of the same machine; 0: they go through sockets too."""
@@ -99,6 +105,7 @@ class Server:
         self._sends = None if self._spans is None else tracing.Sends(self._spans)
         self._turn = 0
         self._nearby = Nearby(self._post, self._now, config.shared_bytes)
+        self._couriers = Couriers(self._context, self._answer, self._hear, self._turn_over)
 
     @property
     def shard(self) -> Shard:
@@ -151,6 +158,7 @@ class Server:
             beat_s=tracing.beat_s(config.trace),
             asks=bool(config.trace),
             priority=not os.environ.get("ZKV_FIFO"),
+            joins=config.joins,
         )
         instance, now = net.instance_number(), self._now()
         clock, spans = time.perf_counter, self._spans
@@ -192,6 +200,10 @@ class Server:
         try:
             route, rest = split_route(frames)
             message = decode_data(rest[0].buffer, payload_bytes(rest))
+            if isinstance(message, Fetch):
+                self._couriers.asked(message, [frame.bytes for frame in route])
+                self._hear(rest[0].bytes, message, None)
+                return
             if not self._is_known(message, [frame.bytes for frame in route]):
                 log.warning("dropped a %s that came over another route", type(message).__name__)
                 return
@@ -210,13 +222,21 @@ class Server:
                 return
             if self._sends is not None and isinstance(message, Got):
                 self._sends.got(message)
+            self._hear(rest[0].bytes, message, payload)
+        except ProtocolError as error:
+            log.warning("dropped a data message: %s", error)
+
+    def _hear(self, header: bytes, message: Data, payload: Array | None) -> None:
+        if self.node is not None:
             now = self._now()
             if self._recorder is not None:
                 content = None if payload is None else payload.tobytes()
-                self._recorder.heard("data", now, rest[0].bytes, content)
+                self._recorder.heard("data", now, header, content)
             self._carry_out(self.node.worker_says(message, payload, now))
-        except ProtocolError as error:
-            log.warning("dropped a data message: %s", error)
+
+    def _answer(self, route: list[bytes], frames: list[Any]) -> None:
+        if self._data is not None:
+            self._data.send([*route, *frames])
 
     def _shares(self, peer: int, message: Data, frame: zmq.Frame) -> bool:
         """Offer memory to whoever greets; return whether this is all that the message is about."""
@@ -262,6 +282,11 @@ class Server:
                     Thread(target=self._prepare, args=(plans,), daemon=True).start()
                 case Note(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
+                case ToServer():
+                    self._couriers.send(action)
+                case Drained():
+                    if self._stopped is not None and not self._stopped.done():
+                        self._stopped.set_result(None)
                 case Failed(error):
                     if self._stopped is not None and not self._stopped.done():
                         self._stopped.set_exception(error)
@@ -332,6 +357,7 @@ class Server:
         self._write_spans()
         if self._recorder is not None and self.node is not None:
             self._recorder.close(digest_of(self.node.shard))
+        self._couriers.close()
         for socket in (self._control, self._data):
             if socket is not None:
                 socket.close(LINGER_MS)
@@ -343,6 +369,8 @@ def sender(message: Data) -> int:
     """Return the incarnation of the worker that a data message is from (or for)."""
     if isinstance(message, Push | Done):
         return message.contribution.incarnation
+    if isinstance(message, Fetch | Part):
+        raise ProtocolError(f"a {type(message).__name__} is not from a worker")
     return message.incarnation
 
 

@@ -17,13 +17,13 @@ from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
-from zkv.optimizer_spec import OptimizerSpec
 from zkv.spans import Spans
-from zkv.staleness import staleness
 from zkv.table_layout import bid_of
 from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.commits import Commits
+from zkv_brokers.configured import down_of, settings_of, up_of
 from zkv_brokers.contributions import Contributions, Open
+from zkv_brokers.copies import Copies
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
 from zkv_brokers.joints import Joints
@@ -36,10 +36,10 @@ from zkv_brokers.shard_events import FromWorker as FromWorker
 from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
-from zkv_brokers.shard_figures import figures
-from zkv_brokers.store import Settings, Store
-from zkv_codecs.deltas import down_plan
-from zkv_codecs.plan import plan
+from zkv_brokers.shard_events import ToServer as ToServer
+from zkv_brokers.shard_keys import regroup, status_of
+from zkv_brokers.store import Store
+from zkv_brokers.traffic import Traffic
 
 
 class Shard:
@@ -68,12 +68,10 @@ class Shard:
         self.commits = Commits(self.store, self.contributions, spans)
         self.tables = self.commits.tables
         self.joints = Joints(self.layout, self.contributions)
-        self.grants = Grants(
-            self.store,
-            window_bytes=window_bytes,
-            priority=priority,
-            is_handed_on=self.joints.is_handed_on,
-        )
+        self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
+        self.grants.is_handed_on = self.joints.is_handed_on
+        self.copies = Copies(self)
+        self.traffic = Traffic()
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
         self._inits: dict[int, c.Init] = {}
@@ -120,7 +118,8 @@ class Shard:
             out.append(ToBroker(c.Held(self._held, self.index)))
             self._held = []
         out.extend(self.tables.outgoing(self.number))
-        out.extend(self.grants.outgoing(self.number, now))
+        out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))
+        out.extend(self.copies.requests(now))
         return out
 
     # --- the log -----------------------------------------------------------------------------
@@ -131,18 +130,25 @@ class Shard:
                 self.number, self.term = index, term
             case c.Log(term=term, index=index, entries=entries):
                 if term < self.term or index != self.index:
-                    raise ProtocolError(
-                        f"log entry ({term}, {index}), expected ({self.term}, {self.index})"
-                    )
+                    wanted = (self.term, self.index)
+                    raise ProtocolError(f"log entry ({term}, {index}), expected {wanted}")
                 for entry in entries:
                     self._apply(entry, out)
                     self.index += 1
                 self._unpark(out)
-            case _:
-                pass
+            case c.Catchup():
+                for entry in message.entries:
+                    self._apply(entry, out)
+                if message.last:
+                    self.term, self.index = message.term, message.index
+                    self.versions = dict(message.versions)
+                    self._unpark(out)
 
     def _apply(self, entry: c.Entry, out: list[Action]) -> None:
+        out.extend(self.copies.note(entry))
         match entry:
+            case c.Mirror() | c.Copy() | c.Move() | c.Unmirror() | c.Retire():
+                out.extend(self.copies.apply(entry))
             case c.Init():
                 self._inits[entry.init] = entry
                 mine = (b.bid for b in entry.blocks if b.server == self.number and b.segments)
@@ -154,7 +160,8 @@ class Shard:
             case c.Drop(init=init):
                 self._drop(init)
             case c.Regroup(kid=kid, group=group, bid=bid):
-                self._regroup(kid, group, bid)
+                self._groups.add(group)
+                regroup(self, kid, group, bid)
             case c.Grant():
                 self.started = True
                 self._grant(entry)
@@ -183,16 +190,14 @@ class Shard:
                         self.tables.free(incarnation, group, grant)
                     if group == MODEL:
                         self.commits.bases.release(incarnation, grant)
-            case c.Configure(optimizer=plain):
-                specs = (OptimizerSpec.from_plain(plain[of]) for of in ("model", "plain"))
-                settings = Settings(*specs, staleness(plain.get("staleness", "none")))
+            case c.Configure():
+                settings, down = settings_of(entry), down_of(entry)
                 if settings != self.store.settings:
                     self.commits.streaming.check_settings()
                 self.store.configure(settings)
-                down = down_plan(plain.get("codec_down", "none"))
                 if self.store.views.use(down):
                     self.grants.forget_sent()
-                out.append(Prepare((plan(plain.get("codec", "none")), down)))
+                out.append(Prepare((up_of(entry), down)))
             case c.Epoch(members=members, kept=kept):
                 self.members = set(members)
                 self.contributions.keep_only(self.members, set(kept))
@@ -232,17 +237,6 @@ class Shard:
         self.layout.remove(kids + tables)
         self.contributions.discard(entry.incarnation, SEEDS, init, -1)
 
-    def _regroup(self, kid: int, group: int, bid: int) -> None:
-        self._groups.add(group)
-        self.grants.forget_sent()
-        (before, *rest) = self.layout.blocks_for([kid])
-        self.layout.regroup(kid, group, bid)
-        if not rest and bid in self.layout.blocks and before.server == self.number:
-            self.store.split_out(kid, before, bid)
-        else:
-            for block in (before, *rest):
-                self.store.views.drop(block.bid)
-
     def _granted(self, entry: c.Grant) -> list[BlockSpec]:
         if entry.kids:
             return self.layout.blocks_for(entry.kids)
@@ -259,19 +253,19 @@ class Shard:
         match message:
             case d.Greet(incarnation=incarnation, near=near):
                 self.grants.greet(incarnation, near)
-            case d.Push() | d.Done() | d.Ask() | d.AskRows() if message.index > self.index:
-                self._park(FromWorker(message, payload))
+            case d.Push() | d.Done() | d.Ask() | d.AskRows() | d.Fetch() if (
+                message.index > self.index
+            ):
+                self._parked.add(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):
                 why = f"incarnation {name.incarnation} is no member (any more)"
                 fenced = d.Fenced(self.number, name.incarnation, f"server {self.number}: {why}")
                 out.append(ToWorker(name.incarnation, fenced, None))
-            case d.Push() if payload is not None and message.of is not None:
-                ways = (self.commits.streaming, self._make, self._report_if_held)
+            case d.Push(of=of) if payload is not None and of is not None:
+                ways = (self.commits.streaming, self._make, self._report_if_held, self._ack)
                 out += self.joints.take(message, payload, self.members, *ways)
-                if message.bid in self.layout.blocks:
-                    self._ack(message.contribution, -2 - message.bid)
             case d.Push() if payload is not None:
                 self._push(message, payload, out)
             case d.Done():
@@ -282,11 +276,10 @@ class Shard:
                 self.grants.ask(message)
             case d.AskRows() if payload is not None:
                 self.tables.ask(message, payload)
+            case d.Fetch() | d.Part():
+                self.copies.take(message, payload, out)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for servers")
-
-    def _park(self, event: FromWorker) -> None:
-        self._parked.add(event)
 
     def _unpark(self, out: list[Action]) -> None:
         waiting, self._parked = self._parked.waiting, Parked()
@@ -300,7 +293,8 @@ class Shard:
 
     def _push(self, message: d.Push, payload: Array, out: list[Action]) -> None:
         name = message.contribution
-        if self.contributions.is_settled(name, message.grant):
+        elsewhere = name.group != SEEDS and self.copies.elsewhere(message.bid, message.placement)
+        if elsewhere or self.contributions.is_settled(name, message.grant):
             self._ack(name, message.bid)
             return
         held = self._open(name, message.grant)
@@ -316,9 +310,10 @@ class Shard:
                     self._void(name, held, kept, out)
                 else:
                     held.payloads[message.bid] = kept
+                    self.traffic.carried(message.bid, payload.nbytes)
                     if message.weight is not None:
                         held.declared[message.bid] = message.weight
-                    if self.commits.streaming.begun(name, held):
+                    if self.commits.streaming.begun(name, held) and block.server == self.number:
                         self._make([block])
         self._ack(name, message.bid)
         self._report_if_held(name, held)
@@ -327,14 +322,15 @@ class Shard:
         name = message.contribution
         if not self.contributions.is_settled(name, message.grant):
             held = self._open(name, message.grant)
-            strange = [bid for bid in message.bids if not self._is_part(name, bid)]
+            seeds, at = name.group == SEEDS, message.placement
+            here = [bid for bid in message.bids if seeds or not self.copies.elsewhere(bid, at)]
+            strange = [bid for bid in here if not self._is_part(name, bid)]
             if strange:
                 self._void(name, held, self._no_block(name, strange[0]), out)
             elif held.bids is None:
                 # Said once: what was reported as held does not change any more.
                 held.weight = message.weight
-                seeds = name.group == SEEDS
-                held.bids = self._seed_bids[name.batch] if seeds else frozenset(message.bids)
+                held.bids = self._seed_bids[name.batch] if seeds else frozenset(here)
                 held.skipped = frozenset(message.skipped)
                 if self.commits.streaming.begun(name, held):
                     self._make(self._mine(MODEL))
@@ -367,7 +363,8 @@ class Shard:
         if bid_of(bid) in self.tables.parts:
             return name.group == MODEL
         block = self.layout.blocks.get(bid)
-        if block is None or block.server != self.number or not block.segments:
+        here = block is not None and (block.server == self.number or bid in self.copies.mirrored)
+        if block is None or not here or not block.segments:
             return False
         return self.layout.group_of[block.segments[0].kid] == name.group
 
@@ -395,4 +392,9 @@ class Shard:
             self.contributions.settle(name)
         self._held.append((name, held.grant))
 
-    status = figures
+    def held_elsewhere(self, names: Sequence[ContributionId]) -> None:
+        """Some blocks of these contributions count elsewhere now: look what is complete."""
+        for name in names:
+            self._report_if_held(name, self.contributions.open[name])
+
+    status = status_of

@@ -48,4 +48,16 @@ class Prepare:
     plans: tuple[Plan, ...]
 
 
-Action = ToBroker | ToWorker | Prepare
+@dataclass(frozen=True, slots=True)
+class ToServer:
+    """Send this data message to another server: to its address, or (none is given) over the route
+    on which it has asked. `relayed`: the address is that of the broker's data port."""
+
+    server: int
+    message: d.Data
+    payload: Array | None
+    address: str = ""
+    relayed: bool = False
+
+
+Action = ToBroker | ToWorker | ToServer | Prepare

@@ -167,7 +167,7 @@ class Together:
             return [arrival]
         grants = {(number, one.grant) for number, one in self.members.items()}
         found = [a for a in group.arrivals.values() if (a.number, a.grant) in grants]
-        whole = [a for a in found if a.finished and group.servers <= a.held]
+        whole = [a for a in found if a.finished and group.homes.at(a.placement) <= a.held]
         return sorted(whole, key=lambda a: a.number) if len(whole) == len(grants) else []
 
     def part(self, why: str, group: Group, out: Decisions) -> None:
@@ -194,9 +194,10 @@ class Together:
         return index < self.apart.get((incarnation, grant), 0)
 
     def stops(self, number: int, why: str, group: Group, out: Decisions) -> None:
-        """A member will bring nothing under its grant for now, or does not wait for the others."""
-        why = f"worker {number} {why}"
-        if self.version and number in self.members:
+        """A member will bring nothing under its grant for now, or does not wait for the others (-1:
+        none of the members can go on)."""
+        why = why if number < 0 else f"worker {number} {why}"
+        if self.version and (number in self.members or number < 0):
             self._come_apart(why, group, out)
         self._separate({one for one in self.undecided if one[0] == number}, why, group, out)
 

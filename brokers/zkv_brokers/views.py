@@ -40,7 +40,7 @@ class Views:
     def __init__(self, layout: Layout, backend: Backend) -> None:
         self._layout = layout
         self._backend = backend
-        self._plan = Plan()
+        self.plan = Plan()
         self._codecs: dict[int, Codec] = {}
         self._views: dict[int, View] = {}
         self._packed: dict[int, _Packed] = {}
@@ -50,18 +50,22 @@ class Views:
 
         Return whether it is another one.
         """
-        if chosen == self._plan:
+        if chosen == self.plan:
             return False
-        self._plan = chosen
+        self.plan = chosen
         for kept in (self._codecs, self._views, self._packed):
             kept.clear()
         return True
+
+    def go_by(self, chosen: Plan) -> None:
+        """As `use`, of a copy that grants nothing."""
+        self.use(chosen)
 
     def _codec(self, block: BlockSpec) -> Codec:
         codec = self._codecs.get(block.bid)
         if codec is None:
             fits = self._layout.dtype(block).name == DTYPE
-            codec = self._plan.for_block(self._layout, block) if fits else NONE
+            codec = self.plan.for_block(self._layout, block) if fits else NONE
             self._codecs[block.bid] = codec
         return codec
 
@@ -109,6 +113,16 @@ class Views:
         if packed.payload.nbytes >= values.nbytes:
             return {}, None
         return {"codec": codec.text, "form": packed.form}, packed.payload
+
+    def kept(self, bid: int) -> View | None:
+        """Return the view of a block, if it has one by now."""
+        return self._views.get(bid)
+
+    def adopt(self, bid: int, view: View | None) -> None:
+        """Go on from a view that another server has kept."""
+        self.drop(bid)
+        if view is not None:
+            self._views[bid] = view
 
     def cut(self, bid: int, values: Array) -> None:
         """A key has left the block, whose values are these now; nobody holds them yet."""

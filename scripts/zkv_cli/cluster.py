@@ -59,6 +59,12 @@ def command_line(role: str, section: Section, extra: Mapping[str, str]) -> list[
     return command + [f"--{name}={value}" for name, value in extra.items()]
 
 
+def drained(child: Child, cluster: Cluster | None) -> bool:
+    """Return whether a child is a server that has ended as it was drained: with 0, which no signal
+    and no error gives."""
+    return cluster is not None and child in cluster.servers and child.code == 0
+
+
 def start(
     children: Children, events: Events, settings: Settings, *, quiet: bool = False
 ) -> Cluster:

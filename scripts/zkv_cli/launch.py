@@ -82,6 +82,8 @@ def run_up(settings: Settings) -> int:
                     c.forward(said)
                 case Signalled(number):
                     return SIGNAL_BASE + number
+                case Ended(child) if c.drained(child, cluster):
+                    say(f"zkv up: {child.label} was drained, and has ended")
                 case Ended(child):
                     say(f"zkv up: {child.obituary()}", error=True)
                     return _after_death(child, cluster, events, settings)
@@ -342,7 +344,8 @@ class _Watch:
     def _ended(self, child: Child) -> None:
         self.running.discard(child.pid)
         ours = child in self.workers
-        if (ours and child.code == 0) or self.signal_next:
+        drained = c.drained(child, self.cluster)
+        if (ours and child.code == 0) or drained or self.signal_next:
             return
         say(f"zkv run: {child.obituary()}", error=True)
         if self.code == 0:

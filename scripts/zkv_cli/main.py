@@ -35,6 +35,11 @@ app.add_typer(trace)
 app.command()(replay)
 
 
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, help="How long to wait for an answer, in seconds.")
+]
+
+
 def _load(flags: o.Flags, config: Path | None) -> Any:
     from zkv_cli import logs, settings
 
@@ -101,23 +106,98 @@ def broker(flags: o.Flags, config: o.Config = None) -> None:
         raise SystemExit(run_broker(settings))
 
 
-@app.command()
-@o.sets(
-    join=(o.JOIN,),
-    server=(
-        *(o.SERVER_BIND, o.ADVERTISE, o.NAME, o.BUDGET, o.SHARED, o.CONNECT_TIMEOUT, o.BROKER_LOST),
-        *(o.RECORD, o.INSECURE, o.LOOP),
-    ),
-    log=o.LOG,
-)
-def server(flags: o.Flags, config: o.Config = None) -> None:
-    """Run a server: it holds a shard of the model and joins a broker."""
-    with reporting("server"):
+def _serve(command: str, flags: o.Flags, config: Path | None, *, joins: bool) -> None:
+    with reporting(command):
         settings = _load(flags, config)
         address = _broker_named(settings)
         from zkv_cli.roles import run_server
 
-        raise SystemExit(run_server(settings, address))
+        raise SystemExit(run_server(settings, address, joins=joins))
+
+
+server_app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(server_app, name="server")
+
+
+@server_app.callback(invoke_without_command=True)
+@o.sets(**o.SERVER)
+def server(context: typer.Context, flags: o.Flags, config: o.Config = None) -> None:
+    """Run a server: it holds a shard of the model and joins a broker. Or add, drain: below."""
+    if context.invoked_subcommand is None:
+        _serve("server", flags, config, joins=False)
+    elif any(one is not None for one in flags.values()):
+        raise typer.BadParameter("options go behind the command: zkv server add --broker ...")
+
+
+@server_app.command(name="add")
+@o.sets(**o.SERVER)
+def server_add(flags: o.Flags, config: o.Config = None) -> None:
+    """Run one more server for a cluster that runs: it gets its share while workers train."""
+    _serve("server add", flags, config, joins=True)
+
+
+Wait = Annotated[
+    float, typer.Option("--wait", min=0.0, help="How long to wait for the moves, in seconds.")
+]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Say what would move, and move nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@server_app.command(name="drain")
+@o.sets(join=(o.ASKED,))
+def server_drain(
+    flags: o.Flags,
+    server: Annotated[str, typer.Argument(help="Its number or name, as zkv status has them.")],
+    dry_run: Dry = False,
+    as_json: Json = False,
+    timeout: Timeout = 5.0,
+    wait: Wait = 120.0,
+    config: o.Config = None,
+) -> None:
+    """Move all that a server holds to the others while workers train; then it ends, with 0."""
+    with reporting("server drain"):
+        address = _broker_asked(_load(flags, config))
+        from zkv_cli import moves
+
+        asked = moves.request("drain", server, dry=dry_run)
+        moves.run(address, asked, as_json=as_json, timeout_s=timeout, wait_s=wait, measure_s=0.0)
+
+
+@app.command()
+@o.sets(join=(o.ASKED,))
+def rebalance(
+    flags: o.Flags,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option("--move", help="Move keys instead: PATTERN=SERVER, a number or a name."),
+    ] = None,
+    dry_run: Dry = False,
+    as_json: Json = False,
+    timeout: Timeout = 5.0,
+    wait: Wait = 120.0,
+    measure: Annotated[
+        float, typer.Option(min=0.0, help="How long to measure afterwards, in seconds.")
+    ] = 3.0,
+    config: o.Config = None,
+) -> None:
+    """Move blocks from busy servers to idle ones, by measured load, while workers train.
+
+    The placement's pins, groups and limits hold. Updates go on meanwhile, and are the same to the
+    bit.
+    """
+    with reporting("rebalance"):
+        address = _broker_asked(_load(flags, config))
+        from zkv_cli import moves
+
+        for asked in moves.requests(keys or [], dry=dry_run):
+            moves.run(
+                address,
+                asked,
+                as_json=as_json,
+                timeout_s=timeout,
+                wait_s=wait,
+                measure_s=measure,
+            )
 
 
 @app.command()
@@ -159,11 +239,6 @@ def run(
         all_ = world or first_rank + count
         job = Job(tuple(command), count, first_rank, all_, report_dir, report or as_json, as_json)
         raise SystemExit(run_job(settings, job))
-
-
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="How long to wait for an answer, in seconds.")
-]
 
 
 @app.command()

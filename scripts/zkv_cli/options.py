@@ -262,3 +262,13 @@ JOB: dict[str, Sequence[Setting]] = {
     "log": LOG,
 }
 """What a command that runs workers takes."""
+
+SERVER: dict[str, Sequence[Setting]] = {
+    "join": (JOIN,),
+    "server": (
+        *(SERVER_BIND, ADVERTISE, NAME, BUDGET, SHARED, CONNECT_TIMEOUT, BROKER_LOST),
+        *(RECORD, INSECURE, LOOP),
+    ),
+    "log": LOG,
+}
+"""What a server is started with."""

@@ -64,8 +64,8 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
     )
 
 
-def server_config(section: ServerSection, broker: str) -> ServerConfig:
-    """Return what the server's driver takes."""
+def server_config(section: ServerSection, broker: str, *, joins: bool = False) -> ServerConfig:
+    """Return what the server's driver takes; `joins`: it is one more for a cluster that runs."""
     from zkv_brokers.server import ServerConfig
 
     return ServerConfig(
@@ -80,6 +80,7 @@ def server_config(section: ServerSection, broker: str) -> ServerConfig:
         connect_timeout_s=section.connect_timeout_s,
         broker_lost_s=section.broker_lost_s,
         insecure=section.insecure,
+        joins=joins,
     )
 
 
@@ -102,8 +103,11 @@ def run_broker(settings: Settings) -> int:
     return _run(main, settings.broker.loop)
 
 
-def run_server(settings: Settings, broker: str) -> int:
-    """Run a server until a signal ends it, or an error; return the exit code."""
+def run_server(settings: Settings, broker: str, *, joins: bool = False) -> int:
+    """Run a server until a signal ends it, or an error, or it is drained; return the exit code.
+
+    `joins`: it is one more for a cluster that runs.
+    """
     from zkv_brokers.server import Server
     from zkv_net import heap
 
@@ -111,7 +115,7 @@ def run_server(settings: Settings, broker: str) -> int:
     watch_lifeline()
 
     async def main() -> int:
-        server = Server(server_config(settings.server, broker))
+        server = Server(server_config(settings.server, broker, joins=joins))
         server.on_welcome = lambda index, servers: say(f"server {index} of {servers} is in")
         server.start()
         ending = _Ending(server.stop)

@@ -60,6 +60,10 @@ def _placement(status: Mapping[str, Any]) -> list[str]:
         f"fan-out    a batch {fan_out['batch']} of {status['servers_wanted']} servers, "
         f"a key {fan_out['key_mean']:g} (at most {fan_out['key_max']})",
     ]
+    if status.get("measured_s"):
+        over = f"{status['measured_imbalance']:g} over the last {status['measured_s']:.0f} s"
+        lines.append(f"measured   busiest server over the mean: {over}")
+    lines += _moves(status.get("moves"))
     apart = [f"{group} {count}" for group, count in fan_out["together"].items()]
     return [*lines, *(["           together: " + ", ".join(apart)] if apart else [])]
 
@@ -72,6 +76,21 @@ def _topology(topology: Mapping[str, Any]) -> list[str]:
     if topology["updates"] or topology["came_apart"]:
         told += f": {topology['updates']} updates, {topology['came_apart']} came apart"
     return [told, *([f"           to servers: {topology['why']}"] if topology["why"] else [])]
+
+
+def _moves(moves: Mapping[str, Any] | None) -> list[str]:
+    """Return what is moving, and whom that waits for."""
+    if not moves or not (moves["moving"] or moves["waiting"] or moves["draining"]):
+        return []
+    one = (
+        [f"{len(moves['moving'])} blocks are moving ({moves['stage']})"] if moves["moving"] else []
+    )
+    if moves["waits_for"]:
+        whom = ", ".join(f"worker {number}" for number in moves["waits_for"])
+        one.append(f"waiting for what {whom} began before")
+    one += [f"{moves['waiting']} are to follow"] if moves["waiting"] else []
+    one += [f"server {index} is drained" for index in moves["draining"]]
+    return ["moves      " + ", ".join(one)]
 
 
 def _rows(one: Mapping[str, Any]) -> str:

@@ -207,7 +207,7 @@ def _ahead_of_the_log(patch: pytest.MonkeyPatch) -> None:
         if getattr(message, "index", 0) > self.index:
             self._ack(message.contribution, getattr(message, "bid", -1), out)
 
-    patch.setattr(Parked, "put", lambda self, event: None)
+    patch.setattr(Parked, "add", lambda self, event: None)
     patch.setattr(Shard, "_from_worker", from_worker)
 
 

@@ -14,7 +14,8 @@ from strategies import Model, models, placed, values_of
 from zkv.dtypes import DTYPES, Array, stored_view, user_view
 from zkv.errors import KeyMismatch, UnknownKey
 from zkv.layout import size_of
-from zkv.wire import KeyEntry, KeySpec
+from zkv.wire import BlockSpec, KeyEntry, KeySpec
+from zkv_workers import unpacking
 from zkv_workers.model import as_arrays, specs_of
 from zkv_workers.packing import Packer, cut, ranges
 from zkv_workers.unpacking import unpack
@@ -374,3 +375,22 @@ def test_numbers_are_0_d_arrays_and_other_things_are_refused() -> None:
         as_arrays([1, 2])
     with pytest.raises(TypeError, match="key 'o': dtype object does not travel"):
         specs_of(as_arrays({"o": np.array([None])}))
+
+
+def test_views_of_small_keys_go_through_their_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand keys share a block: once for each of them would be a million steps."""
+    model = placed([KeySpec(f"w{number}", "float32", (2,)) for number in range(20)], 1)
+    (block,) = model.blocks
+    looked: list[int] = []
+
+    def counted(one: BlockSpec) -> dict[int, tuple[int, int]]:
+        looked.append(one.bid)
+        return ranges(one)
+
+    monkeypatch.setattr(unpacking, "ranges", counted)
+    values = np.arange(40, dtype=np.float32)
+    found = unpacking.views(model.layout, range(20), {block.bid: values})
+    assert looked == [block.bid]
+    for kid, array in found.items():
+        assert array.tolist() == [2 * kid, 2 * kid + 1]
+        assert np.shares_memory(array, values)

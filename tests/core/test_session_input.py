@@ -31,6 +31,7 @@ from zkv.wire import (
     open_envelope,
 )
 from zkv_workers import signals as s
+from zkv_workers.pulls import pull_of
 from zkv_workers.session import Session, SessionConfig
 
 ME = 1_048_577
@@ -260,3 +261,13 @@ def test_what_the_wait_before_a_grant_was_for_is_still_known_after_it() -> None:
         bench.say(c.Cancel(0, grant))
         requests = bench.session.requests
         assert (requests.reason, requests.last_reason) == ("", said)
+
+
+def test_a_pull_of_many_keys_is_told_in_few_words() -> None:
+    """Whoever waits for a hundred thousand reads a line, not a megabyte."""
+    assert pull_of(()) == "the pull of the model"
+    assert pull_of(("a", 7)) == "the pull of 'a', 7"
+    many = tuple(f"w{number}" for number in range(100_000))
+    assert pull_of(many) == (
+        "the pull of 'w0', 'w1', 'w2', 'w3', 'w4', 'w5', 'w6', 'w7' and 99992 more"
+    )

@@ -5,6 +5,8 @@ A message that makes no sense is a ProtocolError, or voids the contribution that
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -52,6 +54,9 @@ payloads = st.integers(0, 64).map(lambda size: np.full(size, 0xFF, np.uint8))
 
 
 def _incarnations(message: d.Data) -> set[int]:
+    """Of whom a message speaks; what servers say to each other is of nobody."""
+    if isinstance(message, d.Fetch | d.Part):
+        return set()
     name = getattr(message, "contribution", None)
     return {name.incarnation if name is not None else message.incarnation}  # type: ignore[union-attr]
 
@@ -224,3 +229,26 @@ def test_what_is_no_packet_of_any_version_ends_no_server(frame: bytes) -> None:
     theirs = encode((PROTOCOL_VERSION + 1, 5, 0, 1, 1, []))
     (failed,) = [a for a in node.broker_says(theirs, 0.3) if isinstance(a, Failed)]
     assert isinstance(failed.error, VersionMismatch)
+
+
+class Counted(list[int]):
+    """Keys of a grant that count how often they are gone through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_a_pull_does_not_go_through_its_keys_for_each_block_again() -> None:
+    """A pull of n keys in n / 1,000 blocks would cost n times n otherwise."""
+    specs = [KeySpec(f"w{number}", "float32", (2,)) for number in range(12)]
+    rig = Rig(placed(specs, 1, bucket_bytes=32, block_bytes=32))
+    rig.init({kid: np.full(2, kid, np.float32) for kid in range(12)})
+    asked = Counted([0, 1, 5, 9, 10])
+    rig.data(0, d.Greet(HONEST, 0))
+    rig.log(c.Grant(HONEST, PULLS, 1, 0, asked))
+    assert len({message.bid for _, message in rig.said(d.Block)}) == 3
+    # To find the blocks, and to choose of what is in them.
+    assert asked.looks <= 2

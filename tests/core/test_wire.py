@@ -49,7 +49,7 @@ from zkv.wire import (
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "frames_v1.json"
 RECORDED = json.loads(FIXTURE.read_text("utf-8"))
 UINT = st.integers(0, 2**63 - 1)
-WITH_PAYLOAD = d.Push | d.Block | d.Probe | d.AskRows | d.Rows | d.Pass
+WITH_PAYLOAD = d.Push | d.Block | d.Probe | d.AskRows | d.Rows | d.Part | d.Pass
 
 
 def decode_packet(frame: bytes, *, by_broker: bool = False) -> c.Packet:
@@ -408,7 +408,7 @@ def test_a_place_in_memory_may_stand_behind_an_empty_payload() -> None:
 @given(message=data_messages, size=st.integers(0, 100))
 def test_a_payload_stands_exactly_where_one_belongs(message: d.Data, size: int) -> None:
     header = d.encode_data(message)
-    wrong = None if isinstance(message, WITH_PAYLOAD) else size
+    wrong = None if payload_bytes(message) is not None else size
     with pytest.raises(ProtocolError, match="payload frame"):
         d.decode_data(header, wrong)
 
@@ -442,11 +442,17 @@ GOLDEN_ENTRIES: list[c.Entry] = [
     c.Epoch(3, [1048577, 1048578], [NAME]),
     c.Expect(0, 11, [c.Expected(1048577, 5), c.Expected(1048578, 3)]),
     c.Apart(0, [c.Expected(1048577, 5), c.Expected(1048578, 3)]),
+    c.Mirror(3, [(0, 1)]),
+    c.Copy(4, [(0, 1)], [c.ServerAt(0, "s0", "tcp://10.0.0.1:7000")], "tcp://10.0.0.9:5556"),
+    c.Move(5, [(0, 1)]),
+    c.Unmirror(5, [(0, 1)]),
+    c.Retire(0),
 ]
 GOLDEN_CONTROL: list[c.Message] = [
     c.Log(1, 5, GOLDEN_ENTRIES),
     c.WorkerHello("trainer", -1, 0, False, "node-1", 4711),
     c.ServerHello("s0", "tcp://10.0.0.1:7000", 2**30, "node-2", 4712, False),
+    c.ServerHello("s2", "tcp://10.0.0.1:7001", 0, "node-2", 4713, False, True),
     c.Welcome(0, 1048577, 0, 3, 1, [c.ServerAt(0, "s0", "tcp://10.0.0.1:7000")], "", "bsp"),
     c.ServerWelcome(0, 2, 1),
     c.Beat(1.5),
@@ -463,6 +469,13 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Plain(2, "w\u00e9"),
     c.Finish(NAME, 4, 32.0),
     c.Finish(NAME, 4, 32.0, 0.5, 4096),
+    c.Finish(NAME, 4, 32.0, 0.5, 4096, None, 0, 3),
+    c.Followed(3, [(0, 4)]),
+    c.Rearrange(7, "drain", "s0"),
+    c.Rearrange(7, "move", "1", ("w*", 7), True),
+    c.Copied(4, [0]),
+    c.Copied(4, [0], "no room"),
+    c.Traffic([(0, 4096)]),
     c.Accounts([c.Account(0, "int8+ef", 400, 104, 0.25, 1.5, "a slow link")]),
     c.Accounts([], Spent(3, 2.0, 0.5, 1.0, 0.125, 0.125, 0.0, 0.25, 0.5, 64.5, (("bsp", 0.25),))),
     c.Listens("tcp://10.0.0.7:6001", "boot-7 net:[4026531840]"),
@@ -500,6 +513,9 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Settled([(0, 3, 10, ""), (0, 4, -1, "late")]),
     c.Reply(6, {"version": 10}),
     c.Refusal(5, "Refused", "no"),
+    c.Follow(3, [(0, [0, 1])], 9),
+    c.Servers([c.ServerAt(0, "s0", "tcp://10.0.0.1:7000")]),
+    c.Catchup(1, 9, [c.Epoch(3, [1048577], [])], [(0, 10)], True),
 ]
 FORM = d.Form(8, "", 0, 7)
 GOLDEN_DATA: list[d.Data] = [
@@ -509,8 +525,12 @@ GOLDEN_DATA: list[d.Data] = [
     d.Push(NAME, 4, 0, "none", 6, of=(d.Addend(NAME, 4, 32.0),)),
     d.Pass(1048577, 9, 0),
     d.Took(1048577, [(NAME, 0)], [(9, 1)]),
+    d.Push(NAME, 4, 0, "none", 6, None, 32.0, 3),
     d.Done(NAME, 4, 32.0, [0], [1], 6),
     d.Done(NAME, 4, 32.0, [0, 1 << 40 | 2], [1], 6, True),
+    d.Done(NAME, 4, 32.0, [0], [1], 6, False, 3),
+    d.Fetch(1, 4, 0, 9, [2]),
+    d.Part(0, 1, 4, 0, 2, 3, 80),
     d.Got(1048577, 0, 4, [0, 1]),
     d.Ask(1048577, -1, 4, [1]),
     d.Ask(1048577, 0, 4, [1], (), 6),

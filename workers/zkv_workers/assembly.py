@@ -18,6 +18,8 @@ class Assembly:
     touched: float
     since: float
     """When it was granted."""
+    homes: dict[int, int]
+    """The servers that send it, by block: those that owned them when it was granted."""
     blocks: dict[int, Array] = field(default_factory=dict)
     parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     useless: set[int] = field(default_factory=set)

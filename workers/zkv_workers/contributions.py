@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from zkv import control as c
 from zkv.errors import Refused
 from zkv.layout import Layout
@@ -175,11 +177,14 @@ class Contributions:
     def _conclude(self, finish: c.Finish, skipped: tuple[int, ...], token: int) -> None:
         """Say to every server of the group, and to the broker, that a contribution is complete."""
         name, grant = finish.contribution, finish.grant
+        placement = self.uploads.places.begun(name, grant)
+        if name.group == MODEL:
+            self.uploads.places.over(grant)
         places = self.cycle.places if name.group == MODEL else ()
         self.uploads.conclude(name, grant, finish.weight, skipped, self.index, places)
         samples = self.cycle.samples if name.group == MODEL else 0
         self._open[name.group, name.batch] = _Open(name, grant, token, self.cycle.version, samples)
-        self._link.send(finish)
+        self._link.send(structs.replace(finish, placement=placement))
 
     # --- plain pushes ------------------------------------------------------------------------
 

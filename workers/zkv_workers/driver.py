@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import zmq
@@ -193,7 +193,8 @@ class Driver:
                     self._send_data(server, encode_data(message), payload)
                     if isinstance(message, Greet):
                         self._offer(server, message)
-                case s.Connect(servers, broker_data):
+                case s.Connect(servers, broker_data, anew):
+                    self._disconnect(self._data.keys() if anew else set())
                     self._connect(dict(servers), broker_data)
                 case s.SendPeer(incarnation, address, message, payload):
                     self.others.send(incarnation, address, message, payload)
@@ -224,16 +225,23 @@ class Driver:
     # --- sockets -----------------------------------------------------------------------------
 
     def _connect(self, servers: dict[int, str], broker_data: str) -> None:
-        for socket in set(self._data.values()):
-            socket.close()
-        for server in self._data:
-            self.nearby.gone(server)
+        """Connect to these servers and no others; connections that are there stay."""
+        self._disconnect(self._data.keys() - servers.keys())
+        fresh = {at: address for at, address in servers.items() if at not in self._data}
         if self._route == "broker":
-            socket = self._dial(broker_data)
-            self._data = dict.fromkeys(servers, socket)
+            there = list(self._data.values())
+            socket = there[0] if there else self._dial(broker_data)
+            self._data |= dict.fromkeys(fresh, socket)
         else:
             self._check_reachable(servers)
-            self._data = {index: self._dial(address) for index, address in servers.items()}
+            self._data |= {index: self._dial(address) for index, address in fresh.items()}
+
+    def _disconnect(self, servers: Set[int]) -> None:
+        gone = {server: self._data.pop(server) for server in tuple(servers)}
+        for server in gone:
+            self.nearby.gone(server)
+        for socket in set(gone.values()) - set(self._data.values()):
+            socket.close()
 
     def _check_reachable(self, servers: dict[int, str]) -> None:
         """Fail at once, rather than wait, where a server told an address of its machine only."""

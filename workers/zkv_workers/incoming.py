@@ -74,14 +74,14 @@ class Incoming:
         elif message.group == MODEL:
             assembly = self.downloads.held(message.version)
             if message.bytes_follow:
-                blocks = [] if message.on_demand else self._layout.blocks_in(MODEL)
-                assembly = self.downloads.expect(message, blocks, now)
+                assembly = self.downloads.expect(message, self._layout.blocks_in(MODEL), now)
             if assembly is None:
                 raise ProtocolError(
                     f"the broker grants version {message.version} as one that this worker holds, "
                     "which it does not"
                 )
             if message.on_demand:
+                made.uploads.places.granted(message.grant)
                 self._demands[message.grant] = Demand(assembly, self._layout)
             made.cycle.granted(message, assembly)
             if message.bytes_follow:
@@ -110,6 +110,7 @@ class Incoming:
         self.downloads.drop(group, grant)
         if group == MODEL:
             self._demands.pop(grant, None)
+            self._made.uploads.places.over(grant)
             self.rows.drop(batch)
         for wait in [wait for wait in self._waits if wait.batch == batch]:
             self._waits.remove(wait)

@@ -310,7 +310,7 @@ class ConnectOptions(TypedDict, total=False):
     """Bytes that may be unacknowledged at each server."""
     shared_bytes: int
     """Memory through which payloads go to servers of the same machine and user, at most
-    (default: 1 GiB); 0: through sockets."""
+    (default: 4 GiB); 0: through sockets."""
     prefetch: int | None
     """1: a batch begins as soon as it is granted, on the values that the one before it was granted;
     its own travel meanwhile, and serve the next one. So each gradient is older by one of this

@@ -27,10 +27,11 @@ class SendData:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """These are the servers and where they listen; `broker_data` is for route `broker`."""
+    """Where servers listen; `broker_data` is for route `broker`. Not `anew`: keep connections."""
 
     servers: tuple[tuple[int, str], ...]
     broker_data: str
+    anew: bool = True
 
 
 @dataclass(frozen=True, slots=True)

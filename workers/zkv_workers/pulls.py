@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zkv import control as c
 from zkv.errors import UnknownKey
 from zkv.layout import Layout
 from zkv.link import Link
-from zkv_workers.signals import Pull
+from zkv_workers.signals import Key, Pull
+
+NAMES_MAX = 8
+"""Keys that a sentence names."""
 
 
 @dataclass(slots=True)
@@ -72,3 +75,10 @@ class Pulls:
         """The broker is a new one: it has to be asked again."""
         for reading in self._open.values():
             reading.asked = False
+
+
+def pull_of(keys: Sequence[Key]) -> str:
+    """Return in words what a pull is for, with no more keys than a line has room for."""
+    named = ", ".join(map(repr, keys[:NAMES_MAX])) or "the model"
+    more = len(keys) - NAMES_MAX
+    return f"the pull of {named}" + (f" and {more} more" if more > 0 else "")

@@ -24,7 +24,8 @@ from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
 from zkv_workers.incoming import Incoming
 from zkv_workers.link_probe import LinkProbe
-from zkv_workers.pulls import Pulls
+from zkv_workers.meeting import Meeting
+from zkv_workers.pulls import Pulls, pull_of
 from zkv_workers.requests import Requests
 from zkv_workers.together import Together
 from zkv_workers.told import Told
@@ -37,11 +38,11 @@ class Session:
     def __init__(self, config: SessionConfig, *, instance: int) -> None:
         self.config = config
         self.layout = Layout()
-        self.member: c.Welcome | None = None
         self.broken: Exception | None = None
         self.uploads = Uploads(self.layout, config)
         self.requests = Requests(config)
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
+        self._meeting = Meeting(config, self._link)
         rate = NEAR_BYTES_PER_S if config.near else 0.0
         self._told = Told(self._link, measuring=config.measures, rate=rate)
         self._probe = LinkProbe(config.measures, self._told.measured)
@@ -61,6 +62,11 @@ class Session:
         self._next_beat = 0.0
         self._out: list[s.Output] = []
         self.now = 0.0
+
+    @property
+    def member(self) -> c.Welcome | None:
+        """What the broker has said when it let this worker in."""
+        return self._meeting.member
 
     @property
     def downloads(self) -> Downloads:
@@ -148,7 +154,7 @@ class Session:
         match event:
             case s.Join(token):
                 self.requests.open(token, "the cluster", self.now, self.config.connect_timeout_s)
-                self._hello()
+                self._meeting.hello()
             case s.Initialise(token=token):
                 self.requests.open(token, "init", self.now)
                 self._told.offer(event)
@@ -167,8 +173,7 @@ class Session:
                 self.made.push_plain(event)
                 self._begun()
             case s.Pull(token=token):
-                what = ", ".join(map(repr, event.keys)) or "the model"
-                self.requests.open(token, f"the pull of {what}", self.now)
+                self.requests.open(token, pull_of(event.keys), self.now)
                 self.pulls.add(event)
                 self._send_pulls()
             case s.Barrier(token):
@@ -188,10 +193,6 @@ class Session:
                 self._behind.changes |= {token} if setting else set()
             case _:
                 raise AssertionError(f"no such input: {event}")
-
-    def _hello(self) -> None:
-        me = self.config
-        self._link.send(c.WorkerHello(me.name, me.rank, me.world, me.observer, me.host, me.pid))
 
     def _begun(self) -> None:
         if self.made.started:
@@ -240,8 +241,8 @@ class Session:
         self.incoming.clear()
         self.layout.clear()
         self.round_trips = RoundTrips()
-        self.member, self.requests.initialised = None, False
-        self._hello()
+        self._meeting.member, self.requests.initialised = None, False
+        self._meeting.hello()
         self._told.inside = False
         for token in list(self._behind.changes):
             self._go_on(token)
@@ -273,6 +274,11 @@ class Session:
                 self.made.index = max(self.made.index, index)
                 self.made.plain.regrouped(kid, group)
                 self.made.next_plain(group)
+            case c.Follow(index=index):
+                self.made.index = max(self.made.index, index)
+                self._link.send(self.uploads.places.follow(message))
+            case c.Servers():
+                self._out += self._meeting.servers(message)
             case c.Granted():
                 self.together.granted(message)
                 self.incoming.granted(message, self.now)
@@ -309,24 +315,13 @@ class Session:
                 raise errors.ProtocolError(f"{type(message).__name__} is not for a worker")
 
     def _welcome(self, message: c.Welcome) -> None:
-        self.member = message
         self.made.incarnation = message.incarnation
         self.together.welcome(message, observer=self.config.observer)
-        self._out.append(
-            s.Connect(tuple((at.index, at.address) for at in message.servers), message.data_address)
-        )
-        self._greet()
+        self._out += self._meeting.welcome(message)
         self._out += self._probe.begin(message, self.now)
-        member = s.Membership(message.number, message.incarnation, message.world, message.policy)
         for token in self.requests.named("the cluster"):
-            self._answer(token, member)
+            self._answer(token, self._meeting.membership)
         self._told.again(self.made.cycle, self.pulls, self.requests, self._barrier)
-
-    def _greet(self) -> None:
-        if self.member is not None:
-            for at in self.member.servers:
-                greet = d.Greet(self.member.incarnation, self.member.term, self.config.near)
-                self._out.append(s.SendData(at.index, greet, None))
 
     def _laid_out(self, message: c.Layout) -> None:
         group = SEEDS if message.seed else MODEL
@@ -384,7 +379,7 @@ class Session:
             self._next_beat = self.now + self.config.beat_s
             if self._link.peer:
                 self._link.send(c.Beat(self.now, None, bool(self.config.trace), transport))
-            self._greet()
+            self._out += self._meeting.greet()
         if self.member is not None:
             self._out += self.downloads.overdue(self.member.incarnation, self.now)
         heard, joined = self._link.heard, self.member is not None

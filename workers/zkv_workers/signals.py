@@ -1,8 +1,7 @@
 """What goes into a session and what comes out of it, as plain values.
 
-Inputs are the user's calls (each with a token that the answer will carry), messages, and the
-passing of time. Outputs are for a driver to carry out: frames to send, calls to answer, words to
-say.
+Inputs are the user's calls (each with a token that the answer will carry), messages and the passing
+of time. Outputs are for a driver to carry out: frames to send, calls to answer, words to say.
 """
 
 from __future__ import annotations

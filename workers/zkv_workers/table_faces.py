@@ -95,8 +95,22 @@ class AsyncRows(_RowsOfBatch):
                 return self._taken(wanted, rows)
 
 
-def _pull(token: int) -> s.Pull:
-    return s.Pull(token, (), rows=True)
+class _Pull:
+    """A pull of rows, made as a call of the session; `end` lets its version go.
+
+    Its token is kept, as whoever is cancelled when the answer is here already never sees that.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+
+    def __call__(self, token: int) -> s.Pull:
+        self._tokens.append(token)
+        return s.Pull(token, (), rows=True)
+
+    def end(self) -> list[s.ReleaseRows]:
+        """Return what ends it, as far as it was made."""
+        return [s.ReleaseRows(token) for token in self._tokens]
 
 
 def _check(driver: Driver, key: Key, ids: Any) -> None:
@@ -127,12 +141,13 @@ class BlockingTables:
             WaitTimeout: they did not come in time; the text says from whom.
         """
         _check(self._driver, key, ids)
-        pulled = self._call(_pull)
+        pull = _Pull()
         try:
+            pulled = self._call(pull)
             wanted = wanted_rows(pulled.layout, key, ids)
             return wanted.handed(self._call(lambda token: wanted.asked(token, pull=pulled.pull)))
         finally:
-            self._feed(s.ReleaseRows(pulled.pull))
+            self._feed(*pull.end())
 
     def all_rows(self, key: Key) -> tuple[Array, Array]:
         """Return the numbers (uint64, ascending) and the values of all rows of a table that updates
@@ -142,15 +157,16 @@ class BlockingTables:
             UnknownKey: no table of this name.
             WaitTimeout: they did not come in time; the text says from whom.
         """
-        pulled = self._call(_pull)
+        pull = _Pull()
         try:
+            pulled = self._call(pull)
             kid = pulled.layout.table(key).kid
             found: tuple[Array, Array] = self._call(
                 lambda token: s.AskRows(token, kid, None, 0, pulled.pull)
             )
             return found
         finally:
-            self._feed(s.ReleaseRows(pulled.pull))
+            self._feed(*pull.end())
 
 
 class AsyncTables:
@@ -166,23 +182,25 @@ class AsyncTables:
     async def rows(self, key: Key, ids: Any) -> Array:
         """Return rows of a table as they are now, all of one version (see `Worker.rows`)."""
         _check(self._driver, key, ids)
-        pulled = await self._ask(_pull)
+        pull = _Pull()
         try:
+            pulled = await self._ask(pull)
             wanted = wanted_rows(pulled.layout, key, ids)
             rows = await self._ask(lambda token: wanted.asked(token, pull=pulled.pull))
             return wanted.handed(rows)
         finally:
-            self._driver.feed(s.ReleaseRows(pulled.pull))
+            self._driver.feed(*pull.end())
 
     async def all_rows(self, key: Key) -> tuple[Array, Array]:
         """Return numbers and values of all rows that updates have changed (see
         `Worker.all_rows`)."""
-        pulled = await self._ask(_pull)
+        pull = _Pull()
         try:
+            pulled = await self._ask(pull)
             kid = pulled.layout.table(key).kid
             found: tuple[Array, Array] = await self._ask(
                 lambda token: s.AskRows(token, kid, None, 0, pulled.pull)
             )
             return found
         finally:
-            self._driver.feed(s.ReleaseRows(pulled.pull))
+            self._driver.feed(*pull.end())

@@ -15,6 +15,7 @@ from zkv.dtypes import DTYPES, Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.pace import Pace
+from zkv.table_layout import bid_of
 from zkv.window import Window, ready
 from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_codecs.backend import fastest
@@ -24,6 +25,7 @@ from zkv_workers.config import SessionConfig
 from zkv_workers.encoding import Sealed
 from zkv_workers.flights import Flights
 from zkv_workers.packing import Empty, cut, fresh
+from zkv_workers.places import Places
 from zkv_workers.signals import Narrate, SendData
 
 EARLY_BLOCKS_MAX = 4096
@@ -38,8 +40,8 @@ class Uploads:
     """Pushed blocks, by server."""
 
     def __init__(self, layout: Layout, config: SessionConfig) -> None:
-        self._layout = layout
-        self._config = config
+        self.places = Places(layout)
+        self._layout, self._config = layout, config
         self._priority = config.priority
         self._windows: dict[int, Window[SendData]] = {}
         self._pace = None if config.near else Pace()
@@ -56,9 +58,8 @@ class Uploads:
 
     def _window(self, server: int) -> Window[SendData]:
         if server not in self._windows:
-            self._windows[server] = Window(
-                self._config.window_bytes, resend_s=self._config.resend_s, pace=self._pace
-            )
+            size, pause = self._config.window_bytes, self._config.resend_s
+            self._windows[server] = Window(size, resend_s=pause, pace=self._pace)
         return self._windows[server]
 
     def push(
@@ -70,15 +71,16 @@ class Uploads:
         index: int,
         weight: float | None = None,
         of: tuple[d.Addend, ...] | None = None,
-    ) -> int:
-        """Queue a block, or a sum `of` some; return the server that it goes to."""
-        server = self._layout.server_of(bid)
-        payload, at = sealed.payload, bid if of is None else -2 - bid
-        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight, of)
-        data, order = SendData(server, message, payload), self._order(name, bid)
-        self._window(server).offer((name, at), payload.nbytes, data, order)
-        self.bytes_sent += payload.nbytes
-        return server
+    ) -> None:
+        """Queue a block, or a sum `of` some, for its server; while a copy is made, for two."""
+        payload, order = sealed.payload, self._order(name, bid)
+        codec, form, placement = sealed.codec, sealed.form, self.places.begun(name, grant)
+        message = d.Push(name, grant, bid, codec, index, form, weight, placement, of)
+        label = (name, bid if of is None else -2 - bid)
+        for server in self.places.servers(name, grant, self._layout.blocks[bid_of(bid)]):
+            data = SendData(server, message, payload)
+            self._window(server).offer(label, payload.nbytes, data, order)
+            self.bytes_sent += payload.nbytes
 
     def conclude(
         self,
@@ -93,11 +95,13 @@ class Uploads:
         absent, keeps = set(skipped), self._config.prefetch > 0
         by_server = self._layout.places_by_server(name.group, places)
         for block in self._layout.blocks_in(name.group):
-            sent = by_server.setdefault(block.server, [])
-            if not absent.issuperset(block.kids):
-                sent.append(block.bid)
+            for server in self.places.servers(name, grant, block):
+                sent = by_server.setdefault(server, [])
+                if not absent.issuperset(block.kids):
+                    sent.append(block.bid)
+        placement, skips = self.places.begun(name, grant), list(skipped)
         for server, bids in by_server.items():
-            self._done(server, d.Done(name, grant, weight, bids, list(skipped), index, keeps))
+            self._done(server, d.Done(name, grant, weight, bids, skips, index, keeps, placement))
 
     def seed(
         self, name: ContributionId, message: c.Layout, values: Mapping[str | int, Array]
@@ -151,6 +155,7 @@ class Uploads:
 
         `arrived_at`: servers hold all of it, and the word of that was quicker than their receipts.
         """
+        self.places.settled(name)
         for server, window in self._windows.items():
             before = window.in_flight
             ours = (n for n in window.names() if isinstance(n, tuple) and n[0] == name)
@@ -162,8 +167,7 @@ class Uploads:
                 self.flights.note(server, window.in_flight, arrived, arrived_at)
             if not window.in_flight:
                 self.flights.stop(server)
-        if not self._is_busy:
-            self._busy_since = None
+        self._busy_since = self._busy_since if self._is_busy else None
 
     def ready(self, now: float) -> list[SendData]:
         """Return what may be sent now."""
@@ -174,11 +178,6 @@ class Uploads:
         if self._busy_since is None and self._is_busy:
             self._busy_since = now
         return found
-
-    @property
-    def idle(self) -> bool:
-        """Whether every frame has been acknowledged."""
-        return all(len(window) == 0 for window in self._windows.values())
 
     def owing(self) -> set[int]:
         """Return the servers that have not acknowledged everything."""
@@ -191,6 +190,7 @@ class Uploads:
     def clear(self) -> None:
         """Drop everything (the broker started anew)."""
         self._windows.clear()
+        self.places.clear()
 
 
 class Downloads:
@@ -246,8 +246,10 @@ class Downloads:
         ]
 
     def expect(self, granted: c.Granted, blocks: Iterable[BlockSpec], now: float) -> Assembly:
-        """Wait for these blocks; those that came before the grant are taken in at once."""
-        assembly = Assembly(granted, {block.bid for block in blocks}, now, now)
+        """Wait for these blocks (on demand: for what is wanted of them); some may be here."""
+        homes = {block.bid: block.server for block in blocks}
+        missing = set[int]() if granted.on_demand else set(homes)
+        assembly = Assembly(granted, missing, now, now, homes)
         name = (granted.group, granted.grant)
         self._open[name] = assembly
         for message, payload in self._early.pop(name, {}).values():
@@ -363,8 +365,8 @@ class Downloads:
 
     def owing(self) -> set[int]:
         """Return the servers that have not sent everything that was granted."""
-        open_ = self._open.values()
-        return {self._layout.blocks[bid].server for one in open_ for bid in one.missing}
+        opened = self._open.values()
+        return {assembly.homes[bid] for assembly in opened for bid in assembly.missing}
 
     def overdue(self, incarnation: int, now: float) -> list[SendData]:
         """Return requests for blocks that have not come for too long, or not in a form of use."""
@@ -381,7 +383,7 @@ class Downloads:
         granted = assembly.granted
         by_server: dict[int, list[int]] = {}
         for bid in bids:
-            by_server.setdefault(self._layout.blocks[bid].server, []).append(bid)
+            by_server.setdefault(assembly.homes[bid], []).append(bid)
         index = granted.index if granted.on_demand else 0
         asks = []
         for server, some in by_server.items():

@@ -95,7 +95,11 @@ def views(
 ) -> dict[int, Array]:
     """Return read-only arrays of these keys: where their values lie, if that is in one piece, or
     else copies. `blocks` (flat, stored dtype) are all here, and must not change any more."""
-    found = {kid: seen for kid in kids if (seen := _view(layout, kid, blocks)) is not None}
+    bids = {bid for kid in kids for bid in layout.blocks_of_key[kid]}
+    # A block of a thousand small keys is gone through once, not for each of them.
+    places = {bid: ranges(layout.blocks[bid]) for bid in bids}
+    seen = {kid: _view(layout, kid, blocks, places) for kid in kids}
+    found = {kid: array for kid, array in seen.items() if array is not None}
     rest = [kid for kid in kids if kid not in found]
     copies = unpack_kids(layout, rest, blocks, spares=spares) if rest else {}
     for array in copies.values():
@@ -103,11 +107,16 @@ def views(
     return found | copies
 
 
-def _view(layout: Layout, kid: int, blocks: Mapping[int, Array]) -> Array | None:
+def _view(
+    layout: Layout,
+    kid: int,
+    blocks: Mapping[int, Array],
+    places: Mapping[int, Mapping[int, tuple[int, int]]],
+) -> Array | None:
     """Return a key's values where they lie, read-only; None: that is not in one piece."""
     spec, parts = layout.entries[kid].spec, []
     for bid in layout.blocks_of_key[kid]:
-        start, stop = ranges(layout.blocks[bid])[kid]
+        start, stop = places[bid][kid]
         parts.append(blocks[bid][start:stop])
     for one, after in pairwise(parts):
         if one.ctypes.data + one.nbytes != after.ctypes.data:

@@ -1,0 +1,342 @@
+"""Blocks on their way between servers: states that others ask for, and live copies of their blocks.
+
+Between `Mirror` and `Copy` a block's gradients begin to come here too. At `Copy` in the log the
+owner packs the block's state; from there on all that the log does to the block is done to the copy
+too, or kept until its state is here. So a copy that is live has the owner's bits, and `Move` only
+says whose block it is. Part of one server's shard; knows no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zkv import control as c
+from zkv import data_messages as d
+from zkv.dtypes import Array
+from zkv.errors import ProtocolError
+from zkv.wire import MODEL, NO_BATCH, BlockSpec
+from zkv_brokers import parcels
+from zkv_brokers.bases import Bases
+from zkv_brokers.commits import shares_in, update_block
+from zkv_brokers.configured import down_of, settings_of
+from zkv_brokers.contributions import Open
+from zkv_brokers.shard_events import Action, ToBroker, ToServer
+from zkv_brokers.store import Pinned, Store
+
+if TYPE_CHECKING:
+    from zkv_brokers.shard import Shard
+
+FETCHED_AT_ONCE = 4
+"""Blocks whose states are asked for at a time."""
+ASK_AGAIN_S = 1.0
+PARTS_MAX = 65_536
+"""Of a state: 64 GiB."""
+PARTS_ASKED_MAX = 4096
+"""In one message."""
+WAITING_BYTES_MAX = 256 * 1024 * 1024
+"""Gradients that wait for a copy's state; beyond it the copy is given up, and may begin anew."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A block of another server whose gradients come here too."""
+
+    block: BlockSpec
+    since: int
+    """The placement from which on gradients come here too."""
+    placement: int = 0
+    """What names the copy."""
+    store: Store | None = None
+    """What the copy is made in; None: the log has not said `Copy` yet."""
+    bases: Bases = field(default_factory=Bases)
+    source: c.ServerAt | None = None
+    relay: str = ""
+    index: int = 0
+    asked_at: float | None = None
+    asked: int = 0
+    head: int = 0
+    parts: dict[int, Array] = field(default_factory=dict)
+    of: int = 0
+    live: bool = False
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """What the log has done to the block since, while its state is on its way."""
+
+    def do(self, act: Callable[[], None]) -> None:
+        """Do to the copy what the log does to its block, now or when its state is here."""
+        if self.live:
+            act()
+        else:
+            self.waiting.append(act)
+
+    def clear(self) -> None:
+        """Forget the copy; gradients go on coming here."""
+        self.store, self.bases, self.live, self.of, self.head = None, Bases(), False, 0, 0
+        self.parts.clear()
+        self.waiting.clear()
+
+
+class Copies:
+    """What a shard gives to others, and what it takes over."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.mirrored: dict[int, _Copy] = {}
+        """Blocks of others whose gradients come here too."""
+        self.former: set[int] = set()
+        """Blocks that were here: what is still sent of them is of no use, and not wrong."""
+        self.retiring = False
+        """Whether this server stops once nobody waits for anything of it."""
+        self._given: dict[int, tuple[int, int, Array]] = {}
+        """States that are to be asked for: placement, bytes of the head, and the stream."""
+        self._waiting_bytes = 0
+        self._left = False
+
+    # --- the log -----------------------------------------------------------------------------
+
+    def apply(self, entry: c.Mirror | c.Copy | c.Move | c.Unmirror | c.Retire) -> list[Action]:
+        """Do what an entry says of moves; return what it leads to.
+
+        Raises:
+            ProtocolError: a block moves here of which there is no live copy.
+        """
+        out: list[Action] = []
+        number = self._shard.number
+        match entry:
+            case c.Mirror(placement=placement, moves=moves):
+                for bid in (bid for bid, to in moves if to == number):
+                    # As it will be: room for its values is not beside the owner's other blocks.
+                    block = BlockSpec(bid, number, self._shard.layout.blocks[bid].segments)
+                    self.mirrored[bid] = _Copy(block, placement)
+                    self.former.discard(bid)
+            case c.Copy(moves=moves):
+                for bid, to in moves:
+                    if to == number and bid in self.mirrored:
+                        self._begin(self.mirrored[bid], entry)
+                    elif self._shard.layout.blocks[bid].server == number:
+                        self._give(bid, entry.placement)
+            case c.Move(moves=moves):
+                gone = {b for b, _ in moves if self._shard.layout.blocks[b].server == number}
+                for bid in (bid for bid, to in moves if to == number):
+                    self._take_over(bid)
+                self._shard.layout.move(moves)
+                self._forget(gone, out)
+            case c.Unmirror(moves=moves):
+                for bid, _ in moves:
+                    self._given.pop(bid, None)
+                mine = {bid for bid, to in moves if to == number}
+                for bid in mine:
+                    self.mirrored.pop(bid, None)
+                self._forget(mine, out)
+            case c.Retire(server=server):
+                self.retiring = self.retiring or server == number
+        return out
+
+    def _begin(self, copy: _Copy, entry: c.Copy) -> None:
+        shard = self._shard
+        copy.clear()
+        copy.placement = entry.placement
+        owner = shard.layout.blocks[copy.block.bid].server
+        copy.source = next(at for at in entry.sources if at.index == owner)
+        copy.relay, copy.index = entry.data_address, shard.index + 1
+        copy.asked_at, copy.asked = None, 0
+        copy.store = Store(shard.layout, shard.store.clock, shard.store.memory)
+        copy.store.configure(shard.store.settings)
+        copy.store.views.use(shard.store.views.plan)
+
+    def _give(self, bid: int, placement: int) -> None:
+        shard = self._shard
+        block = shard.layout.blocks[bid]
+        marks = shard.contributions.marks_of(self._group(block))
+        head, stream = parcels.pack(shard.store, shard.commits.bases, block, marks)
+        self._given[bid] = placement, head, stream
+
+    def _take_over(self, bid: int) -> None:
+        copy, shard = self.mirrored.pop(bid, None), self._shard
+        if copy is None or not copy.live or copy.store is None:
+            raise ProtocolError(f"block {bid} moves to server {shard.number}, which has no copy")
+        shard.store.blocks[bid] = copy.store.blocks[bid]
+        shard.store.views.adopt(bid, copy.store.views.kept(bid))
+        shard.commits.bases.join(bid, copy.bases)
+
+    def _forget(self, bids: set[int], out: list[Action]) -> None:
+        """Nothing more is needed here of these blocks but what grants still send."""
+        shard = self._shard
+        self.former |= bids
+        for bid in bids:
+            self._given.pop(bid, None)
+            shard.store.drop(bid)
+            shard.commits.streaming.by_block.pop(bid, None)
+        if bids:
+            shard.held_elsewhere(shard.contributions.strip(bids))
+
+    def _group(self, block: BlockSpec) -> int:
+        return self._shard.layout.group_of[block.segments[0].kid]
+
+    # --- what the log does to copies -----------------------------------------------------------
+
+    def note(self, entry: c.Entry) -> list[Action]:
+        """Do to all copies what an entry does to their blocks; return what that leads to.
+
+        Raises:
+            ProtocolError: an update counts what is not held here.
+        """
+        out: list[Action] = []
+        for copy in [one for one in self.mirrored.values() if one.store is not None]:
+            self._note(copy, copy.store, entry, out)
+        return out
+
+    def _note(self, copy: _Copy, store: Store | None, entry: c.Entry, out: list[Action]) -> None:
+        assert store is not None
+        bases, block = copy.bases, copy.block
+        match entry:
+            case c.Commit(group=group) if group == self._group(block):
+                self._commit(copy, store, entry, out)
+            case c.Grant(group=group, version=version) if group == MODEL == self._group(
+                block
+            ) and version <= self._shard.versions.get(MODEL, 0):
+                copy.do(lambda: _granted(store, bases, block, entry))
+            case c.Configure():
+                copy.do(lambda: store.configure(settings_of(entry)))
+                copy.do(lambda: store.views.go_by(down_of(entry)))
+            case c.Discard(incarnation=who, group=group, grant=grant, batch=batch) if (
+                batch == NO_BATCH and group == MODEL
+            ):
+                copy.do(lambda: bases.release(who, grant))
+            case c.Epoch(members=members, kept=kept):
+                needed = {*members, *(name.incarnation for name in kept)}
+                copy.do(lambda: bases.keep_only(needed))
+            case _:
+                pass
+
+    def _commit(self, copy: _Copy, store: Store, entry: c.Commit, out: list[Action]) -> None:
+        block, bases = copy.block, copy.bases
+        counted = [_of_block(one, block.bid) for one in self._shard.commits.counted(entry)]
+
+        def commit() -> None:
+            shares = shares_in(block.bid, entry, counted, bases)
+            update_block(store, block, shares, entry)
+            for one, held in zip(entry.counted, counted, strict=True):
+                bases.release(one.contribution.incarnation, held.grant)
+
+        copy.do(commit)
+        if not copy.live:
+            self._waiting_bytes += sum(p.nbytes for one in counted for p in one.payloads.values())
+            if self._waiting_bytes > WAITING_BYTES_MAX:
+                why = f"more than {WAITING_BYTES_MAX} bytes of gradients waited for its state"
+                self._give_up(copy, why, out)
+
+    def _give_up(self, copy: _Copy, why: str, out: list[Action]) -> None:
+        copy.clear()
+        if not self._filling():
+            self._waiting_bytes = 0
+        out.append(ToBroker(c.Copied(copy.placement, [copy.block.bid], why)))
+
+    # --- states on their way -------------------------------------------------------------------
+
+    def _filling(self) -> list[_Copy]:
+        return [one for one in self.mirrored.values() if one.store is not None and not one.live]
+
+    def take(self, message: d.Fetch | d.Part, payload: Array | None, out: list[Action]) -> None:
+        """Another server asks for a state, or sends a part of one."""
+        if isinstance(message, d.Fetch):
+            self._send(message, out)
+            return
+        copy = self.mirrored.get(message.bid)
+        if copy is None or copy.placement != message.placement or copy not in self._filling():
+            return
+        if payload is None or not message.at < message.of <= PARTS_MAX:
+            raise ProtocolError(f"part {message.at} of {message.of} of block {message.bid}")
+        copy.of, copy.head = message.of, message.head
+        copy.parts[message.at] = payload.copy()
+        if len(copy.parts) == copy.of:
+            self._fill(copy, out)
+
+    def _send(self, message: d.Fetch, out: list[Action]) -> None:
+        placement, head, stream = self._given.get(message.bid, (-1, 0, np.empty(0, np.uint8)))
+        if placement != message.placement:
+            return
+        of = parcels.parts_of(stream)
+        for at in message.parts or range(of):
+            if at < of:
+                part = d.Part(
+                    self._shard.number, message.asker, placement, message.bid, at, of, head
+                )
+                out.append(ToServer(message.asker, part, parcels.part(stream, at)))
+
+    def _fill(self, copy: _Copy, out: list[Action]) -> None:
+        stream = np.concatenate([copy.parts[at] for at in range(copy.of)])
+        bid, store = copy.block.bid, copy.store
+        assert store is not None
+        try:
+            found = parcels.unpack(copy.head, stream, copy.block.size)
+        except ProtocolError as error:
+            self._give_up(copy, str(error), out)
+            return
+        # Where workers of this machine read them without a copy.
+        values = found.state.current.values
+        found.state.current = Pinned(store.memory.empty(values.size, values.dtype))
+        found.state.current.values[:] = values
+        store.blocks[bid] = found.state
+        store.views.adopt(bid, found.view)
+        for (who, grant), pinned in found.bases.items():
+            copy.bases.add(who, grant, {bid: pinned})
+        self._shard.contributions.know(self._group(copy.block), found.marks)
+        copy.live, waiting = True, copy.waiting[:]
+        copy.parts.clear()
+        copy.waiting.clear()
+        for act in waiting:
+            act()
+        if not self._filling():
+            self._waiting_bytes = 0
+        out.append(ToBroker(c.Copied(copy.placement, [bid])))
+
+    def requests(self, now: float) -> list[Action]:
+        """Return what to ask other servers for now, and the goodbye of a server that may go."""
+        out: list[Action] = []
+        for copy in self._filling()[:FETCHED_AT_ONCE]:
+            if copy.asked_at is None or now - copy.asked_at >= ASK_AGAIN_S:
+                out.append(self._request(copy))
+                copy.asked_at, copy.asked = now, copy.asked + 1
+        if self.retiring and not self._left and self._shard.grants.idle:
+            self._left = True
+            out.append(ToBroker(c.Bye("it was drained")))
+        return out
+
+    def _request(self, copy: _Copy) -> Action:
+        assert copy.source is not None
+        missing = [at for at in range(copy.of) if at not in copy.parts][:PARTS_ASKED_MAX]
+        number = self._shard.number
+        fetch = d.Fetch(number, copy.placement, copy.block.bid, copy.index, missing)
+        # Servers that cannot reach each other can by way of the broker, which reaches all.
+        relayed = bool(copy.relay) and copy.asked % 2 == 1
+        address = copy.relay if relayed else copy.source.address
+        return ToServer(copy.source.index, fetch, None, address, relayed)
+
+    def elsewhere(self, bid: int, placement: int) -> bool:
+        """Return whether what goes by a placement counts elsewhere, though it comes here too: the
+        block has moved away, or a later copy of it is made here."""
+        copy = self.mirrored.get(bid)
+        return bid in self.former or (copy is not None and placement < copy.since)
+
+    @property
+    def left(self) -> bool:
+        """Whether this server has said goodbye, as it was drained."""
+        return self._left
+
+
+def _granted(store: Store, bases: Bases, block: BlockSpec, entry: c.Grant) -> None:
+    pinned = store.granted(block, entry.version)
+    if store.settings.staleness.compensation:
+        bases.add(entry.incarnation, entry.grant, {block.bid: pinned})
+
+
+def _of_block(held: Open, bid: int) -> Open:
+    """Return what a contribution says of one block; the others' payloads may go."""
+    payload = held.dense(bid)
+    return Open(
+        held.grant, held.weight, {} if payload is None else {bid: payload}, skipped=held.skipped
+    )

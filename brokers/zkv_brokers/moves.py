@@ -1,0 +1,287 @@
+"""Moves of blocks to other servers while workers train: a few blocks at a time, each in four steps.
+
+1. `Mirror`: contributions that begin from here on send these blocks to both servers. Workers say
+   which of theirs had begun before (`Followed`).
+2. When these are settled, `Copy`: the owner packs the blocks as they are at that place in the log,
+   the target asks for them, and does to them what the log has done since.
+3. When the target holds live copies (`Copied`), `Move`: between two updates, and where the next one
+   is foreseen, behind it; so no value that was made ahead of the log is of a block that moves.
+4. Contributions that begin from there on send to the new owner alone.
+
+Nobody waits for any of it: a move waits, for batches that were begun before it. If it cannot go on
+(a target is lost, or cannot keep up), `Unmirror` gives it up, and the owner is what it was. Pure:
+what is decided is collected in `Decisions`. Part of the router.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zkv import control as c
+from zkv.owners import Homes
+from zkv_brokers import requests
+from zkv_brokers.decisions import Decisions
+from zkv_brokers.members import Server, Worker
+
+if TYPE_CHECKING:
+    from zkv_brokers.router import Router
+
+BATCH_BYTES = 16 * 1024 * 1024
+"""Values that move at a time: gradients of so many bytes are sent twice meanwhile."""
+TRIES_MAX = 3
+"""How often copies are begun before a move is given up."""
+IDLE, FOLLOWING, COPYING, FLIPPING = "idle", "following", "copying", "flipping"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One block that is to move."""
+
+    bid: int
+    source: int
+    target: int
+    why: str = ""
+
+
+class Moves:
+    """All moves of one broker: those that wait, and the blocks that are moving now."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self.placement = 0
+        """The newest one; numbers that no worker is told of name copies."""
+        self.stage = IDLE
+        self.waiting: deque[Step] = deque()
+        self.batch: list[Step] = []
+        self.moved = 0
+        """Blocks that have moved since the start."""
+        self.given_up: Counter[str] = Counter()
+        """Moves that were given up, by reason."""
+        self.floor = 0
+        """No contribution goes by an older placement than this any more: copies rest on that."""
+        self._told = 0
+        """The placement that workers were told last."""
+        self._awaited: set[int] = set()
+        """Incarnations that have not said that they follow it."""
+        self._open: set[tuple[int, int, int]] = set()
+        """What they had begun before: (incarnation, group, grant)."""
+        self._copy = 0
+        self._copying: set[int] = set()
+        self._tries = 0
+
+    # --- what is asked for, and what happens ---------------------------------------------------
+
+    def plan(self, steps: Iterable[Step]) -> None:
+        """Move these blocks, behind those that are moving now; what waited is forgotten."""
+        self.waiting = deque(steps)
+
+    def followed(self, worker: Worker, message: c.Followed) -> None:
+        """A worker goes by a placement from here on."""
+        if message.placement == self._told and worker.incarnation in self._awaited:
+            self._awaited.discard(worker.incarnation)
+            self._open |= {(worker.incarnation, group, grant) for group, grant in message.open}
+
+    def copied(self, server: Server, message: c.Copied, out: Decisions) -> None:
+        """A server holds live copies, or has given them up."""
+        if self.stage != COPYING or message.placement != self._copy:
+            return
+        if message.why:
+            self._tries += 1
+            if self._tries < TRIES_MAX:
+                self._begin_copies(out)
+            else:
+                self.abandon({step.bid for step in self.batch}, message.why, out)
+            return
+        mine = {step.bid for step in self.batch if step.target == server.index}
+        self._copying -= mine & set(message.bids)
+        if not self._copying:
+            self.stage = FLIPPING
+
+    def lost(self, index: int, out: Decisions) -> None:
+        """A server that owns nothing is gone: nothing can move there."""
+        self.waiting = deque(step for step in self.waiting if step.target != index)
+        gone = {step.bid for step in self.batch if step.target == index}
+        self.abandon(gone, f"server {index} is gone", out)
+
+    def abandon(self, bids: Iterable[int], why: str, out: Decisions) -> None:
+        """Give up those of the moves under way that are of these blocks."""
+        wanted = set(bids)
+        gone = [step for step in self.batch if step.bid in wanted]
+        self.waiting = deque(step for step in self.waiting if step.bid not in wanted)
+        if not gone:
+            return
+        self.given_up[why] += len(gone)
+        self._router.hub.note("warning", f"{len(gone)} blocks stay where they are: {why}")
+        self.batch = [step for step in self.batch if step not in gone]
+        self.placement += 1
+        out.log(c.Unmirror(self.placement, [(step.bid, step.target) for step in gone]))
+        self._tell([(step.bid, [step.source]) for step in gone], out)
+        self._copying -= wanted
+        if not self.batch:
+            self.stage = IDLE
+        elif self.stage == COPYING and not self._copying:
+            self.stage = FLIPPING
+
+    # --- step by step --------------------------------------------------------------------------
+
+    def look(self, out: Decisions) -> None:
+        """Go on as far as nothing has to be waited for."""
+        if self.stage == FLIPPING:
+            self._flip_between_updates(out)
+        if self.stage == IDLE and self.waiting:
+            self._begin(out)
+        if self.stage == FOLLOWING and not self.waits_for():
+            self._tries, self.floor = 0, self._told
+            self._begin_copies(out)
+
+    def waits_for(self) -> list[int]:
+        """Return the numbers of workers whose contributions have begun in an older placement than
+        they were told of last, or that have not said which have."""
+        workers, groups = self._router.members.workers, self._router.groups.by_number
+        self._awaited &= workers.keys()
+        self._open = {one for one in self._open if one[0] in workers and not self._is_over(*one)}
+        found = {workers[who].number for who in (*self._awaited, *(one[0] for one in self._open))}
+        for group in groups.values():
+            arrivals = group.arrivals.values()
+            older = (one for one in arrivals if one.finished and one.placement < self._told)
+            found |= {one.number for one in older}
+        return sorted(found)
+
+    def _waited_for(self) -> list[int]:
+        """Return the numbers of workers that the blocks that are moving now wait for."""
+        model = self._router.groups.model
+        if self.stage == FOLLOWING:
+            return self.waits_for()
+        if self.stage == FLIPPING and model is not None:
+            return sorted(
+                n for n, grant in model.ahead.members.items() if not model.has_arrived(n, grant)
+            )
+        return []
+
+    def _is_over(self, incarnation: int, group: int, grant: int) -> bool:
+        known = self._router.groups.by_number.get(group)
+        return known is None or known.is_over(incarnation, grant)
+
+    def _begin(self, out: Decisions) -> None:
+        layout, servers = self._router.layout, self._router.members.servers
+        nbytes = 0
+        while self.waiting:
+            step = self.waiting[0]
+            block = layout.blocks.get(step.bid)
+            if block is None or block.server != step.source or step.target not in servers:
+                self.waiting.popleft()
+                continue
+            nbytes += layout.block_bytes(block)
+            if self.batch and nbytes > BATCH_BYTES:
+                break
+            self.batch.append(self.waiting.popleft())
+        while self.batch and not self._has_room():
+            self.waiting.appendleft(self.batch.pop())
+            if not self.batch:
+                self._refuse(self.waiting.popleft())
+        if not self.batch:
+            return
+        self.stage = FOLLOWING
+        self.placement += 1
+        out.log(c.Mirror(self.placement, [(step.bid, step.target) for step in self.batch]))
+        self._tell([(step.bid, [step.source, step.target]) for step in self.batch], out)
+
+    def _has_room(self) -> bool:
+        """Whether servers keep room for what the policy needs while the batch moves (rule 11)."""
+        model, room = self._router.groups.model, requests.capacity(self._router)
+        return model is None or room is None or room >= model.need()
+
+    def _refuse(self, step: Step) -> None:
+        why = f"the budget of server {step.target} has no room for contributions to more blocks"
+        self.given_up[why] += 1
+        self._router.hub.note("warning", f"block {step.bid} stays where it is: {why}")
+
+    def _begin_copies(self, out: Decisions) -> None:
+        self.stage = COPYING
+        self.placement += 1
+        self._copy, self._copying = self.placement, {step.bid for step in self.batch}
+        servers = self._router.members.servers
+        sources = [servers[index] for index in sorted({step.source for step in self.batch})]
+        out.log(
+            c.Copy(
+                self._copy,
+                [(step.bid, step.target) for step in self.batch],
+                [c.ServerAt(s.index, s.hello.name, s.hello.address) for s in sources],
+                self._router.config.data_address,
+            )
+        )
+
+    def _flip_between_updates(self, out: Decisions) -> None:
+        """Write the move, but for where servers make values ahead of the log, or know sums of an
+        update that is not written: then behind that update."""
+        model = self._router.groups.model
+        if model is None or not (model.ahead.version or model.is_summing):
+            self._flip(out)
+        elif model.ahead.version and self._flip_then not in model.ahead.then:
+            model.ahead.then.append(self._flip_then)
+
+    def _flip_then(self, out: Decisions) -> None:
+        if self.stage == FLIPPING:
+            self._flip(out)
+
+    def _flip(self, out: Decisions) -> None:
+        moves = [(step.bid, step.target) for step in self.batch]
+        self.placement += 1
+        out.log(c.Move(self.placement, moves))
+        self._router.layout.move(moves)
+        steps, self.batch, self.stage = self.batch, [], IDLE
+        self._tell([(step.bid, [step.target]) for step in steps], out)
+        self.moved += len(steps)
+        self._router.loads.anew(self._router.hub.now)
+
+    def _tell(self, blocks: list[tuple[int, list[int]]], out: Decisions) -> None:
+        """Tell workers, and groups, where gradients of these blocks go from here on."""
+        router = self._router
+        self._told = self.placement
+        follow = c.Follow(self.placement, blocks, out.index)
+        router.catalog.history.append(follow)
+        for incarnation in router.members.incarnations():
+            out.tell(incarnation, follow)
+        self._awaited = {worker.incarnation for worker in router.members.training()}
+        self._open = set()
+        layout = router.layout
+        of = {layout.group_of[layout.blocks[bid].segments[0].kid] for bid, _ in blocks}
+        for number in sorted(of & router.groups.by_number.keys()):
+            self.house(number, router.groups.by_number[number].homes)
+        model = router.groups.model
+        if model is not None:
+            model.rules.capacity = requests.capacity(router)
+
+    def house(self, number: int, homes: Homes) -> None:
+        """Tell a group which servers its contributions go to."""
+        layout, mirrored = self._router.layout, self.targets()
+        blocks = layout.blocks_in(number)
+        more = {mirrored[block.bid] for block in blocks if block.bid in mirrored}
+        homes.change(self._told, layout.servers_in(number), more)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing moves, and every contribution goes by the present placement."""
+        return self.stage == IDLE and not self.waiting and not self.waits_for()
+
+    def targets(self) -> dict[int, int]:
+        """Return the second server of the blocks whose gradients go to two."""
+        return {step.bid: step.target for step in self.batch}
+
+    def plain(self) -> dict[str, Any]:
+        """Return the moves under way for the status."""
+        return {
+            "stage": self.stage,
+            "moving": [_plain(step) for step in self.batch],
+            "waiting": len(self.waiting),
+            "moved": self.moved,
+            "given_up": dict(self.given_up),
+            "waits_for": self._waited_for(),
+        }
+
+
+def _plain(step: Step) -> dict[str, Any]:
+    return {"block": step.bid, "from": step.source, "to": step.target, "why": step.why}

@@ -1,0 +1,36 @@
+"""What a shard does when a key leaves its group, and what it tells of itself. Part of the shard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zkv.wire import MODEL
+
+if TYPE_CHECKING:
+    from zkv_brokers.shard import Shard
+
+
+def regroup(shard: Shard, kid: int, group: int, bid: int) -> None:
+    """Move a key into a group of its own; out of a bucket into block `bid`."""
+    layout, store = shard.layout, shard.store
+    shard.grants.forget_sent()
+    (before, *rest) = layout.blocks_for([kid])
+    layout.regroup(kid, group, bid)
+    if not rest and bid in layout.blocks and before.server == shard.number:
+        store.split_out(kid, before, bid)
+    else:
+        for block in (before, *rest):
+            store.views.drop(block.bid)
+
+
+def status_of(shard: Shard) -> dict[str, object]:
+    """Return figures for a status report."""
+    return {
+        "server": shard.number,
+        "log_index": shard.index,
+        "blocks": len(shard.store.blocks),
+        "value_bytes": sum(s.current.values.nbytes for s in shard.store.blocks.values()),
+        "open_contributions": len(shard.contributions.open),
+        "contribution_bytes": shard.contributions.bytes_held,
+        "model_version": shard.versions.get(MODEL, 0),
+    }

@@ -1,0 +1,57 @@
+"""Who a worker is to the cluster, and where it finds the servers. Part of the session."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from zkv import control as c
+from zkv import data_messages as d
+from zkv.link import Link
+from zkv_workers import signals as s
+from zkv_workers.config import SessionConfig
+
+
+class Meeting:
+    """What is said when a worker joins, and to servers that it meets."""
+
+    def __init__(self, config: SessionConfig, link: Link) -> None:
+        self._config = config
+        self._link = link
+        self.member: c.Welcome | None = None
+        """What the broker has said; None: it has not let this worker in."""
+
+    def hello(self) -> None:
+        """Ask to be let in."""
+        me = self._config
+        self._link.send(c.WorkerHello(me.name, me.rank, me.world, me.observer, me.host, me.pid))
+
+    def welcome(self, message: c.Welcome) -> list[s.Output]:
+        """The broker lets this worker in: greet all servers."""
+        self.member = message
+        return [s.Connect(_addresses(message.servers), message.data_address), *self.greet()]
+
+    def servers(self, message: c.Servers) -> list[s.Output]:
+        """Servers have come or gone: greet those that are here."""
+        if self.member is None:
+            return []
+        self.member = structs.replace(self.member, servers=message.servers)
+        data_address = self.member.data_address
+        return [s.Connect(_addresses(message.servers), data_address, False), *self.greet()]
+
+    def greet(self) -> list[s.Output]:
+        """Return what tells servers of the route to this worker."""
+        if self.member is None:
+            return []
+        greet = d.Greet(self.member.incarnation, self.member.term, self._config.near)
+        return [s.SendData(at.index, greet, None) for at in self.member.servers]
+
+    @property
+    def membership(self) -> s.Membership:
+        """The answer to `Join`."""
+        assert self.member is not None
+        me = self.member
+        return s.Membership(me.number, me.incarnation, me.world, me.policy)
+
+
+def _addresses(servers: list[c.ServerAt]) -> tuple[tuple[int, str], ...]:
+    return tuple((at.index, at.address) for at in servers)
