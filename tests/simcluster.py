@@ -31,6 +31,7 @@ from zkv.policy import policy
 from zkv.pool import Shard
 from zkv.staleness import staleness
 from zkv.sums import divided, tree_sum, weighted, weighted_mean
+from zkv.topology import Member, in_ring, owners
 from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
@@ -102,6 +103,11 @@ class Options:
     """Send what the next forward pass needs first before the rest; else as it came."""
     measures: bool = False
     """Whether workers measure their links first."""
+    topology: str = "servers"
+    hosts: int = 2
+    """Over how many hosts workers are spread, by turns."""
+    cut: tuple[int, ...] = ()
+    """The workers (by rank) whose messages to other workers never arrive."""
     moves: int = 0
     """How often some blocks are sent to other servers, drawn anew each time."""
     rebalances: int = 0
@@ -162,6 +168,10 @@ class Sim:
         self.reads: dict[tuple[int, int], int] = {}
         """The version that a worker has read after each batch."""
         self.ended = 0
+        self.joint: dict[int, list[Member]] = {}
+        """Who was told to add gradients up among themselves, by the update's version."""
+        self.peer_bytes: Counter[bytes] = Counter()
+        """What workers have sent each other, repeats included."""
         self.tokens = 0
         self.dead: set[int] = set()
         """Nodes that were drained, or died."""
@@ -204,6 +214,7 @@ class Sim:
             server_lost_s=60.0,
             keep_log=True,
             streaming=options.streaming,
+            topology=options.topology,
         )
         instance = (self.term << 50) + self.rng.getrandbits(40)
         return r.Router(config, term=self.term, instance=instance)
@@ -262,6 +273,13 @@ class Sim:
         )
 
     def _do_router(self, actions: list[r.Action]) -> None:
+        model = self.router.groups.model
+        if model is not None and model.together.version:
+            workers = self.router.members.workers
+            self.joint[model.together.version] = [
+                Member(number, workers[one.incarnation].machine)
+                for number, one in model.together.members.items()
+            ]
         for action in actions:
             if isinstance(action, r.Send):
                 self.carry(
@@ -427,6 +445,8 @@ class Sim:
             priority=self.options.priority,
             prefetch=self.options.prefetch,
             measures=self.options.measures,
+            host=f"host-{rank % self.options.hosts}",
+            companion_lost_s=5.0,
         )
         worker = SimWorker(Session(config, instance=self.number()))
         self.workers[route] = worker
@@ -456,6 +476,12 @@ class Sim:
                             (route, server),
                             lambda i=at, h=header, p=bits: self._to_node(route, i, h, p),
                         )
+                case s.Listen():
+                    host = worker.session.config.host
+                    listening = s.Listening(f"tcp://sim/{route.decode()}", host)
+                    self.later(0.0, lambda e=listening: self.feed(route, worker, e))
+                case s.SendPeer(_, address, message, payload):
+                    self._to_peer(route, address, message, payload)
                 case s.Connect(servers):
                     worker.servers = {at: int(a.rpartition(":")[2]) - 100 for at, a in servers}
                 case s.Answer(token, value):
@@ -466,6 +492,21 @@ class Sim:
                     worker.running.cancel(batch)
                 case s.Narrate(_, text):
                     self.notes.append(f"{self.now:.2f} {route!r}: {text}")
+
+    def _to_peer(self, route: bytes, address: str, message: d.Data, payload: Array | None) -> None:
+        """Let a worker's message reach another one, unless it is cut off."""
+        target, header = address.rpartition("/")[2].encode(), encode_data(message)
+        bits = None if payload is None else payload.view(np.uint8).copy()
+
+        def arrive() -> None:
+            other = self.workers.get(target)
+            if other is not None and other.alive:
+                sent = decode_data(header, None if bits is None else bits.nbytes)
+                self.feed(target, other, s.FromPeer(sent, bits))
+
+        self.peer_bytes[route] += 0 if bits is None else bits.nbytes
+        if int(route[1:].split(b".")[0]) not in self.options.cut:
+            self.carry((route, target), arrive)
 
     def _answered(self, route: bytes, worker: SimWorker, token: int, value: Any) -> None:
         if not worker.alive:
@@ -884,6 +925,61 @@ class Sim:
         assert total is not None
         return divided(total, float(sum(pushed.weight for pushed in made)))
 
+    def added_up(self) -> dict[int, list[Member]]:
+        """Return the updates that workers have added up among themselves to the end."""
+        found, apart, foreseen = {}, False, 0
+        for entry in self.router.log:
+            if isinstance(entry, c.Expect) and entry.expected:
+                apart, foreseen = False, entry.version
+            elif isinstance(entry, c.Apart):
+                apart = True
+            elif entry == self._commit_of(foreseen) and not apart and foreseen in self.joint:
+                found[foreseen] = self.joint[foreseen]
+        return found
+
+    def _commit_of(self, version: int) -> Any:
+        return next((one for one in self.commits() if one.version == version), None)
+
+    def _added_up(self, key: str, made: list[Pushed], members: list[Member]) -> Array:
+        """Return the mean in the order in which the members add up, of each block by itself."""
+        layout = self.router.layout
+        sizes = {
+            block.bid: block.size * layout.dtype(block).wide.itemsize
+            for block in layout.blocks_in(MODEL)
+        }
+        ring, by_number = in_ring(members), {pushed.worker: pushed for pushed in made}
+        assert sorted(ring) == sorted(by_number), self.story()
+        ends = owners(sizes, len(ring))
+        whole = np.zeros(self.params()[key].size, np.float32)
+        for block in layout.blocks_for([layout.kid(key)]):
+            for one in block.segments:
+                if one.kid != layout.kid(key):
+                    continue
+                cut = slice(one.start, one.stop)
+                terms = {
+                    number: weighted(pushed.gradients[key].reshape(-1)[cut], pushed.weight)
+                    for number, pushed in by_number.items()
+                    if key in pushed.gradients
+                }
+                if self.options.topology == "ring":
+                    last = ends[block.bid]
+                    order = [ring[(last + 1 + at) % len(ring)] for at in range(len(ring))]
+                    parts = [terms[number] for number in order if number in terms]
+                    total = parts[0]
+                    for part in parts[1:]:
+                        total = total + part
+                else:
+                    hosts: dict[str, list[Array]] = {}
+                    for member in members:
+                        if member.number in terms:
+                            hosts.setdefault(member.host, []).append(terms[member.number])
+                    sums = [tree_sum(lambda at, p=p: p[at].copy(), len(p)) for p in hosts.values()]
+                    found = tree_sum(lambda at, sums=sums: sums[at], len(sums))
+                    assert found is not None
+                    total = found
+                whole[cut] = divided(total, float(sum(pushed.weight for pushed in made)))
+        return whole
+
     def _rated(self) -> list[tuple[Any, float]]:
         """Return the commits, each with the learning rate that holds there."""
         rate, found = 0.1, []
@@ -907,6 +1003,7 @@ class Sim:
         history = [{key: value.copy() for key, value in model.items()}]
         views = [self._view(0, history[0], history[0])]
         updates = dict.fromkeys(model, 0)
+        added_up = self.added_up()
         for count, (commit, rate) in enumerate(self._rated(), start=1):
             made = [
                 self.contributions[one.contribution.incarnation, one.contribution.batch]
@@ -921,7 +1018,10 @@ class Sim:
                     # Its rule is not run.
                     continue
                 updates[key] += 1
-                mean = self._mean(key, made, ages, model[key], then)
+                if count in added_up:
+                    mean = self._added_up(key, made, added_up[count])
+                else:
+                    mean = self._mean(key, made, ages, model[key], then)
                 model[key], slots[key] = update(
                     chosen, model[key].copy(), slots[key], mean, lr=rate, count=updates[key]
                 )

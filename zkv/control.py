@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from zkv.entries import Apart as Apart
 from zkv.entries import Commit as Commit
 from zkv.entries import Configure as Configure
 from zkv.entries import Copy as Copy
@@ -48,6 +49,7 @@ from zkv.moving import Servers as Servers
 from zkv.moving import Traffic as Traffic
 from zkv.time_split import Seconds, Spent
 from zkv.verdicts import Cancel as Cancel
+from zkv.verdicts import Companion as Companion
 from zkv.verdicts import Exhausted as Exhausted
 from zkv.verdicts import Granted as Granted
 from zkv.verdicts import Layout as Layout
@@ -56,7 +58,9 @@ from zkv.verdicts import Refusal as Refusal
 from zkv.verdicts import Regrouped as Regrouped
 from zkv.verdicts import Reply as Reply
 from zkv.verdicts import Samples as Samples
+from zkv.verdicts import Separate as Separate
 from zkv.verdicts import Settled as Settled
+from zkv.verdicts import Together as Together
 from zkv.wire import (
     MESSAGES_PER_PACKET_MAX,
     PROTOCOL_VERSION,
@@ -189,6 +193,21 @@ class Change(Frozen, frozen=True, tag=49):
     """Whether who asks has sent a part of its current batch already."""
 
 
+class Listens(Frozen, frozen=True, tag=55):
+    """Worker to broker: other workers reach me here ("": they cannot)."""
+
+    address: Name
+    machine: Name
+    """Alike for workers that are on one machine and see each other on loopback."""
+
+
+class CutOff(Frozen, frozen=True, tag=56):
+    """Worker to broker: what is added up under this grant cannot be finished among workers."""
+
+    grant: UInt
+    reason: Text
+
+
 class Status(Frozen, frozen=True, tag=50):
     """Anybody to broker: tell me how things stand."""
 
@@ -232,6 +251,8 @@ class Held(Frozen, frozen=True, tag=60):
 
     contributions: list[tuple[ContributionId, UInt]]
     """Each with the grant that it was computed under."""
+    index: UInt = 0
+    """Entries of the log that this server had applied then."""
 
 
 class Void(Frozen, frozen=True, tag=61):
@@ -240,6 +261,14 @@ class Void(Frozen, frozen=True, tag=61):
     contribution: ContributionId
     grant: UInt
     key: Key
+    reason: Text
+
+
+class Unsound(Frozen, frozen=True, tag=68):
+    """Server to broker: what workers have added up cannot be used; this contribution is in it."""
+
+    contribution: ContributionId
+    grant: UInt
     reason: Text
 
 
@@ -286,8 +315,11 @@ ForBroker = (
     | Change
     | Status
     | Accounts
+    | Listens
+    | CutOff
     | Held
     | Void
+    | Unsound
     | SquareSums
     | Trouble
     | Decoding
@@ -309,6 +341,8 @@ Message = (
     | Granted
     | Exhausted
     | Cancel
+    | Together
+    | Separate
     | Settled
     | Reply
     | Refusal

@@ -53,8 +53,21 @@ class Form(Frozen, frozen=True):
     """What positions are drawn from that are not written."""
 
 
+class Addend(Frozen, frozen=True):
+    """A contribution that is in a sum."""
+
+    contribution: ContributionId
+    grant: UInt
+    weight: Weight
+
+
+ADDENDS_MAX = 4096
+
+
 class Push(Frozen, frozen=True, tag=2):
     """Worker to server, with payload: one block of a contribution (or of initial values).
+
+    Also to another worker, as far as it has been added up.
 
     Of a table, one piece of what is pushed to it: `bid` is then a place (`zkv.layout`), and the
     payload row numbers (uint64, ascending, each once), then as many rows of values.
@@ -72,6 +85,9 @@ class Push(Frozen, frozen=True, tag=2):
     """Of the contribution, if it is known already, and no key of the block is skipped."""
     placement: UInt = 0
     """That the contribution goes by."""
+    of: Annotated[tuple[Addend, ...], Meta(max_length=ADDENDS_MAX)] | None = None
+    """What the payload is the weighted sum of, in the dtype of sums (nothing: it is empty); None:
+    it is of this contribution alone. Its receipt names block -2 - bid."""
 
 
 class Done(Frozen, frozen=True, tag=3):
@@ -148,7 +164,8 @@ class Block(Frozen, frozen=True, tag=6):
 
 
 class Ack(Frozen, frozen=True, tag=7):
-    """Server to worker: these have arrived: (contribution, block), or -1 for its `Done`."""
+    """Server to worker: these have arrived: (contribution, block), or -1 for its `Done`, or -2 -
+    block for a sum that was sent in its name."""
 
     server: UInt
     incarnation: UInt
@@ -202,6 +219,22 @@ class Shared(Frozen, frozen=True, tag=12):
     incarnation: UInt
     token: Annotated[bytes, Meta(min_length=16, max_length=16)]
     why: Text
+
+
+class Pass(Frozen, frozen=True, tag=18):
+    """Worker to worker, with payload: a block of this version, as a server has sent it."""
+
+    incarnation: UInt
+    version: UInt
+    bid: UInt
+
+
+class Took(Frozen, frozen=True, tag=19):
+    """Worker to worker: these have arrived: sums (contribution, block), and blocks of versions."""
+
+    incarnation: UInt
+    sums: list[tuple[ContributionId, UInt]]
+    passed: list[tuple[UInt, UInt]]
 
 
 class Fetch(Frozen, frozen=True, tag=13):
@@ -277,6 +310,8 @@ Data = (
     | Probed
     | Share
     | Shared
+    | Pass
+    | Took
     | Fetch
     | Part
     | AskRows
@@ -315,7 +350,7 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
         raise ProtocolError(f"not a data header: {error}") from error
     compare_versions(header)
     message = envelope.data
-    wants_payload = isinstance(message, Push | Block | Probe | AskRows | Rows | Part)
+    wants_payload = isinstance(message, Push | Block | Probe | AskRows | Rows | Part | Pass)
     if wants_payload != (payload_bytes is not None):
         raise ProtocolError(
             f"{type(message).__name__} {'needs' if wants_payload else 'has no'} payload frame"

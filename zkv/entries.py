@@ -137,6 +137,14 @@ class Expect(Frozen, frozen=True, tag=10):
     expected: list[Expected]
 
 
+class Apart(Frozen, frozen=True, tag=18):
+    """Entry: what workers have added up of these contributions does not count: each of them comes
+    by itself, again under the same name."""
+
+    group: UInt
+    expected: list[Expected]
+
+
 class Mirror(Frozen, frozen=True, tag=11):
     """Entry: in this placement gradients of these blocks (block, server) come to that server too,
     which will get a copy."""
@@ -195,4 +203,5 @@ Entry = (
     | Move
     | Unmirror
     | Retire
+    | Apart
 )

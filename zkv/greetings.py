@@ -54,6 +54,8 @@ class Welcome(Frozen, frozen=True, tag=32):
     data_address: Name
     """Where route `broker` takes data; empty if the broker has no such port."""
     policy: Name
+    topology: Name = "servers"
+    """Under some of them, workers have to be reached by each other (`Listens`)."""
 
 
 class ServerWelcome(Frozen, frozen=True, tag=33):

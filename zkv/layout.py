@@ -48,6 +48,14 @@ class Layout:
     """What was found of groups since the last change: batches ask for it thousands of times."""
     _blocks_with: dict[int, tuple[BlockSpec, ...]] = field(default_factory=dict, compare=False)
 
+    def averages(self, block: BlockSpec) -> bool:
+        """Return whether contributions to this block are averaged by weight (else added)."""
+        kid = block.segments[0].kid
+        reduce = self.entries[kid].spec.reduce
+        if reduce:
+            return reduce == "mean"
+        return self.group_of[kid] == MODEL and self.dtype(block).floating
+
     def snapshot(self) -> Layout:
         """Return a copy that stays as it is, for another thread (the same one until a change)."""
         if self._copy is None:

@@ -70,6 +70,8 @@ class Granted(Frozen, frozen=True, tag=73):
     """Whether the log has not reached this version yet: it will, or the grant is taken back."""
     on_demand: bool = False
     """Whether servers send only what is asked of them."""
+    joint: bool = False
+    """Whether its gradient waits until `Together` or `Separate` says where it goes."""
 
 
 class Exhausted(Frozen, frozen=True, tag=78):
@@ -81,6 +83,38 @@ class Cancel(Frozen, frozen=True, tag=74):
 
     group: Int
     grant: UInt
+
+
+class Companion(Frozen, frozen=True):
+    """One of those whose gradients are added up among workers, and where it is reached."""
+
+    number: UInt
+    incarnation: UInt
+    grant: UInt
+    host: Name
+    """Alike for those of one machine."""
+    address: Name
+
+
+class Together(Frozen, frozen=True, tag=83):
+    """Broker to worker: the update to `version` is made of what these bring under these grants; add
+    it up among yourselves (`zkv.topology`)."""
+
+    grant: UInt
+    """The receiver's own."""
+    version: UInt
+    topology: Name
+    members: list[Companion]
+    index: UInt
+    """Log index at which servers know of it: sums that are ahead of the log wait there."""
+
+
+class Separate(Frozen, frozen=True, tag=84):
+    """Broker to worker: send what you bring under this grant to the servers yourself, also what you
+    have given to others."""
+
+    grant: UInt
+    index: UInt
 
 
 class Settled(Frozen, frozen=True, tag=75):

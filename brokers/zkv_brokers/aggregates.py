@@ -9,23 +9,43 @@ Knows no values that are trained, no rules, no log.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zkv.dtypes import Array, DType, widen
+from zkv.errors import ProtocolError
 from zkv.staleness import Staleness
 from zkv.sums import tree_sum, weighted
-from zkv.wire import BlockSpec, Segment
+from zkv.wire import BlockSpec, ContributionId, Segment
 from zkv_codecs.backend import Backend
 from zkv_codecs.feedback import Encoded
 from zkv_codecs.plan import Plan
 from zkv_codecs.signs import majority
 from zkv_codecs.sparse import add_at
 
-Payload = Array | Encoded
-"""What is kept of a pushed block: stored values, or what a codec has made of them."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """The weighted sum of several contributions to one block, as workers have added it up.
+
+    `values` are wide; each of the contributions holds the same object.
+    """
+
+    values: Array
+    of: frozenset[ContributionId]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes for each of the contributions."""
+        return self.values.nbytes // len(self.of)
+
+
+Payload = Array | Encoded | Joined
+"""What is kept of a pushed block: stored values, what a codec has made of them, or a sum that it is
+in."""
 
 FEW = {"numba": 12, "numpy": 32}
 """A sum stays sparse if all frames together hold at most this part of the block's elements, by the
@@ -95,6 +115,8 @@ class Aggregation:
         `zeros_stay` says that a sparse sum will be used as such, and never made dense.
         """
         shares = [self._counting(share) for share in shares]
+        if any(isinstance(share.payload, Joined) for share in shares):
+            return self._joined(shares)
         sparse = self._sparse(shares, 1 if zeros_stay else MANY)
         if sparse is not None:
             return sparse
@@ -112,6 +134,11 @@ class Aggregation:
         decided = majority(total, self.backend).astype(total.dtype, copy=False)
         # It is divided by the weights later on, as a sum is.
         return decided * decided.dtype.type(total_weight(shares)) if self.mean else decided
+
+    def _joined(self, shares: Sequence[Share]) -> Total | None:
+        """Return the sum where workers have added some up."""
+        terms = apart(shares)
+        return tree_sum(lambda at: self._term(terms[at]), len(terms))
 
     def _factor(self, share: Share) -> float:
         scale = self.staleness.factor(share.staleness) if self.dtype.floating else 1.0
@@ -138,6 +165,8 @@ class Aggregation:
     def _term(self, share: Share) -> Array | None:
         if share.payload is None:
             return None
+        if isinstance(share.payload, Joined):
+            return share.payload.values.copy()
         fresh = self._weighted(share, share.payload)
         for segment, start, stop in spans(self.block) if self._skipped(share) else ():
             if segment.kid in share.skipped:
@@ -146,7 +175,7 @@ class Aggregation:
                 fresh[start:stop] = -0.0
         return fresh
 
-    def _weighted(self, share: Share, payload: Payload) -> Array:
+    def _weighted(self, share: Share, payload: Array | Encoded) -> Array:
         if isinstance(payload, Encoded) and payload.chain.sparse and share.base is None:
             fresh: Array = np.zeros(self.block.size, self.dtype.wide)
             self._add(payload, self._factor(share), fresh)
@@ -157,7 +186,7 @@ class Aggregation:
             wide = self.staleness.compensated(wide, self.now, then)
         return weighted(wide, self._factor(share))
 
-    def _decoded(self, payload: Payload) -> Array:
+    def _decoded(self, payload: Array | Encoded) -> Array:
         if not isinstance(payload, Encoded):
             return widen(payload, self.dtype)
         began = self.clock()
@@ -234,6 +263,31 @@ def warm(chosen: Plan, backend: Backend) -> None:
     if backend.name == "numba" and any(codec.chain.sparse for codec in codecs):
         indices = np.zeros(2, np.uint32)
         backend.family("sparse").merge(indices, 1, indices.copy(), indices.copy())
+
+
+def apart(shares: Sequence[Share]) -> list[Share]:
+    """Return the shares whose payloads are the terms of the sum: what workers have added up is one
+    term, at the place of the first that is in it.
+
+    Raises:
+        ProtocolError: a sum has more or less in it than is to be counted.
+    """
+    found = Counter(id(share.payload) for share in shares if isinstance(share.payload, Joined))
+    terms: list[Share] = []
+    seen: set[int] = set()
+    for share in shares:
+        joined = share.payload
+        if isinstance(joined, Joined):
+            if found[id(joined)] != len(joined.of):
+                raise ProtocolError(
+                    f"{found[id(joined)]} contributions are counted of a sum that "
+                    f"{len(joined.of)} are in"
+                )
+            if id(joined) in seen:
+                continue
+            seen.add(id(joined))
+        terms.append(share)
+    return terms
 
 
 def _votes(share: Share) -> bool:

@@ -77,17 +77,27 @@ class Ahead:
         need the whole model first; how old a gradient is, where it is scaled by that, is known when
         it is finished; a width that is chosen for each batch needs the last one's time.
         """
+        may = group.group == MODEL and not group.busy and not group.draws.dry
+        return may and not self.hindrance(group)
+
+    @staticmethod
+    def hindrance(group: Group) -> str:
+        """Return which setting keeps blocks from being updated one by one; "" if none does."""
         rules = group.rules
-        return (
-            rules.streaming
-            and group.group == MODEL
-            and not group.busy
-            and not group.draws.dry
-            and not rules.clips
-            and not rules.staleness.compensation
-            and not rules.staleness.scale
-            and rules.coding.widths is None
-            and rules.coding.down.text == "none"
+        return next(
+            (
+                why
+                for why, there in {
+                    "streaming is switched off": not rules.streaming,
+                    "gradients are clipped by their norm over all keys": rules.clips,
+                    "old gradients are compensated": rules.staleness.compensation,
+                    "old gradients are scaled": rules.staleness.scale,
+                    "codecs adapt their precision": rules.coding.widths is not None,
+                    "values come down by a codec": rules.coding.down.text != "none",
+                }.items()
+                if there
+            ),
+            "",
         )
 
     def takes(self, start: e.Start, group: Group) -> bool:
@@ -140,6 +150,7 @@ class Ahead:
             return
         for number in sorted(self.grants):
             self._take_back(number, group, out)
+        group.together.part("the update will be another one", group, out)
         group.holdings.never_was(self.version)
         self.given_up = self.version
         out.log(c.Expect(group.group, self.version, []))

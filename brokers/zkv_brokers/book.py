@@ -6,6 +6,8 @@ from zkv.marks import Marks
 from zkv.wire import ContributionId
 from zkv_brokers.ahead import Ahead
 from zkv_brokers.decisions import Arrival, Tally
+from zkv_brokers.rules import Rules
+from zkv_brokers.together import Together
 
 
 class Book:
@@ -26,6 +28,7 @@ class Book:
         self.bases: dict[tuple[int, int], int] = {}
         """The version that each open grant was given at, by (worker number, grant)."""
         self.ahead = Ahead()
+        self.together = Together()
         self._arrived: dict[tuple[int, int], ContributionId] = {}
 
     def kept(self) -> list[ContributionId]:
@@ -72,3 +75,18 @@ class Book:
     def under_way(self) -> bool:
         """Whether anybody was ever granted anything: the start line is passed."""
         return bool(self.current)
+
+    def found(self, number: int, grant: int) -> Arrival:
+        """Return what has arrived under a grant."""
+        return self.arrivals[self._arrived[number, grant]]
+
+    def computed_on_older(self, arrival: Arrival, versions: int, rules: Rules) -> None:
+        """A contribution was computed on older values than it was granted."""
+        granted = self.bases.get((arrival.number, arrival.grant), 0)
+        self.bases[arrival.number, arrival.grant] = max(0, granted - versions)
+        if rules.staleness.compensation:
+            arrival.void = arrival.void or (
+                f"it was computed on version {granted - versions} under a grant of {granted}, and "
+                "delay compensation needs what was granted: connect workers with prefetch=0, or "
+                "choose staleness scale"
+            )

@@ -22,6 +22,7 @@ from zkv.errors import ConfigError
 from zkv.placements import placement
 from zkv.policy import SyncPolicy
 from zkv.spans import TURNS, Spans
+from zkv.topology import topology
 from zkv_brokers import router as r
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
@@ -59,6 +60,7 @@ class BrokerConfig:
     codec_down: str = "none"
     block_bytes: int = 0
     placement: str = "by_size"
+    topology: str = "servers"
     insecure: bool = False
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
@@ -121,7 +123,7 @@ class Broker:
     def _decide(self) -> None:
         """Make what decides, and its recorder."""
         config = self.config
-        placement(config.placement).check(config.servers)
+        placement(topology(config.topology).placement(config.placement)).check(config.servers)
         router_config = r.RouterConfig(
             address=self.address,
             policy=config.policy,
@@ -135,6 +137,7 @@ class Broker:
             codec_down=config.codec_down,
             block_bytes=config.block_bytes,
             placement=config.placement,
+            topology=config.topology,
             data_address=self.data_address,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,

@@ -65,6 +65,8 @@ class Catalog:
         self.layout = layout
         self.placement = placement(places)
         self._names = names
+        self.pieces: Callable[[int], int] = lambda blocks: 0
+        """Into how many equal blocks a key is cut that would be cut into so many; 0: it is not."""
         self._coding = coding
         self._block_bytes = block_bytes
         self.pending: dict[int, Pending] = {}
@@ -238,8 +240,12 @@ class Catalog:
 
         def block_bytes(entry: KeyEntry) -> int:
             # What a codec makes of a block depends on its borders: they are the same in each run.
-            given = self._block_bytes or BLOCK_BYTES
-            return measured if self._coding.is_dense(entry.spec) else given
+            if not self._coding.is_dense(entry.spec):
+                return self._block_bytes or BLOCK_BYTES
+            itemsize = DTYPES[entry.spec.dtype].itemsize
+            size, most = size_of(entry.spec), max(1, measured // itemsize)
+            cut = self.pieces(-(-size // most))
+            return -(-size // cut) * itemsize if cut else measured
 
         loads = self._loads(entries)
         return plan(

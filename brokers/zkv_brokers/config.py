@@ -32,6 +32,8 @@ class RouterConfig:
     """The size of blocks; 0: by the link of the worker that initialises."""
     placement: str = "by_size"
     """Which server a block goes to (text form of `zkv.placements`)."""
+    topology: str = "servers"
+    """How the gradients of an update come together (text form of `zkv.topology`)."""
     streaming: bool = True
     """Send the next version block by block while contributions come in, where the policy lets it be
     known what they will be."""

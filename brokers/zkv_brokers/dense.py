@@ -18,7 +18,7 @@ import numpy as np
 from zkv.dtypes import Array
 from zkv.optim import Rule, update
 from zkv.sums import divided
-from zkv_brokers.aggregates import Share, SparseSum, Total
+from zkv_brokers.aggregates import Joined, Share, SparseSum, Total, apart
 
 
 def _cpus() -> int:
@@ -65,12 +65,16 @@ class Dense:
     @staticmethod
     def of(shares: Sequence[Share], kids: Sequence[int], factors: Sequence[float]) -> Dense | None:
         """Return it; None: some share is more than that, or says less than all of these keys."""
+        if any(one.base is not None or not one.skipped.isdisjoint(kids) for one in shares):
+            return None
         terms = []
-        for share, factor in zip(shares, factors, strict=True):
-            values = share.payload
+        of_share = dict(zip(map(id, shares), factors, strict=True))
+        for share in apart(shares):
+            values, factor = share.payload, of_share[id(share)]
+            if isinstance(values, Joined):
+                # It is weighted already.
+                values, factor = values.values, 1.0
             if not isinstance(values, np.ndarray) or values.dtype != np.float32:
-                return None
-            if share.base is not None or not share.skipped.isdisjoint(kids):
                 return None
             terms.append((values, factor))
         return Dense(terms) if terms else None

@@ -56,6 +56,7 @@ def give(
         samples=samples,
         ahead=ahead,
         on_demand=on_demand,
+        joint=group.together.waits(number, grant, group),
         **group.rules.coding.for_grants(),
     )
     out.tell(incarnation, message)

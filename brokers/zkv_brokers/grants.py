@@ -8,7 +8,7 @@ batch. Knows no sockets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +77,8 @@ class Grants:
         priority: bool = True,
     ) -> None:
         self.window_bytes = window_bytes
+        self.is_handed_on: Callable[[int, int, int], bool] = lambda version, bid, who: False
+        """Whether another worker hands a block of a version on to a worker (an incarnation)."""
         self._resend_s = resend_s
         self._store = store
         self._open: dict[tuple[int, int, int], dict[int, _Piece]] = {}
@@ -91,6 +93,8 @@ class Grants:
         """Grants on demand, and the blocks of them that are asked for and have not arrived."""
         self._sent: dict[int, dict[int, int]] = {}
         """By incarnation, the last grants of the model and their versions."""
+        self._handed_on: set[tuple[int, int, int, int]] = set()
+        """Blocks of grants that another worker hands on: sent if they are asked for."""
         self._reachable: set[int] = set()
         self._again: list[tuple[int, _Piece]] = []
 
@@ -178,7 +182,11 @@ class Grants:
             piece = self._piece(entry, block, frozenset(entry.kids), pinned)
             self._spare(piece, entry, block)
             self._open.setdefault(name, {})[block.bid] = piece
-            self._offer(piece, serial)
+            name_of = (version, block.bid, entry.incarnation)
+            if piece.message.like < 0 and self.is_handed_on(*name_of):
+                self._handed_on.add((*name, block.bid))
+            else:
+                self._offer(piece, serial)
 
     def _turn(self, entry: c.Grant) -> int:
         """Return the place of a grant in the order of sending: grants of one version of the model
@@ -270,6 +278,7 @@ class Grants:
                 asked -= {bid} if arrived else set()
             elif bid in pieces:
                 self._unpin(pieces.pop(bid))
+                self._handed_on.discard((incarnation, group, grant, bid))
         if not pieces:
             self._open.pop((incarnation, group, grant), None)
 
@@ -280,6 +289,7 @@ class Grants:
         self._ahead.pop((incarnation, group, grant), None)
         self._asked.pop((incarnation, group, grant), None)
         pieces = self._open.pop((incarnation, group, grant), {})
+        self._handed_on -= {(incarnation, group, grant, bid) for bid in pieces}
         for piece in pieces.values():
             if piece.pinned is not None:
                 piece.pinned.pins -= 1
@@ -305,8 +315,11 @@ class Grants:
         for bid in message.bids:
             if bid not in pieces:
                 continue
-            if asked is not None and bid not in asked:
-                asked.add(bid)
+            handed_on = (who, group, grant, bid) in self._handed_on
+            if handed_on or (asked is not None and bid not in asked):
+                self._handed_on.discard((who, group, grant, bid))
+                if asked is not None:
+                    asked.add(bid)
                 # Somebody waits for it now: before blocks that are sent unasked, and what was
                 # asked for first goes first, whatever its place in the model.
                 self._asks += 1
@@ -330,6 +343,7 @@ class Grants:
         for name in [name for name in self._open if name[0] not in members]:
             for piece in self._open.pop(name).values():
                 self._unpin(piece)
+        self._handed_on = {one for one in self._handed_on if one[0] in members}
         self._ahead = {name: one for name, one in self._ahead.items() if name[0] in members}
         self._asked = {name: bids for name, bids in self._asked.items() if name[0] in members}
         self._sent = {who: sent for who, sent in self._sent.items() if who in members}

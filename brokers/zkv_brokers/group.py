@@ -142,7 +142,7 @@ class Group(Book):
         arrival.finished, arrival.grant, arrival.weight = True, said.grant, said.weight
         arrival.loss, arrival.nbytes, arrival.placement = said.loss, said.nbytes, said.placement
         if said.behind:
-            self._computed_on_older(arrival, said.behind)
+            self.computed_on_older(arrival, said.behind, self.rules)
         arrival.misled = said.declared not in (None, said.weight)
         if arrival.misled and self.ahead.members.get(number) == said.grant:
             self.ahead.drop(self, out)
@@ -151,21 +151,13 @@ class Group(Book):
         if unpinned:
             self.release_starts(out)
 
-    def _computed_on_older(self, arrival: Arrival, versions: int) -> None:
-        granted = self.bases.get((arrival.number, arrival.grant), 0)
-        self.bases[arrival.number, arrival.grant] = max(0, granted - versions)
-        if self.rules.staleness.compensation:
-            arrival.void = arrival.void or (
-                f"it was computed on version {granted - versions} under a grant of {granted}, and "
-                "delay compensation needs what was granted: connect workers with prefetch=0, or "
-                "choose staleness scale"
-            )
-
     def held(
-        self, name: ContributionId, number: int, grant: int, server: int, out: Decisions
+        self, name: ContributionId, number: int, grant: int, server: int, index: int, out: Decisions
     ) -> None:
-        """A server says that it holds its part of a contribution."""
-        if self.is_over(name.incarnation, grant):
+        """A server says that it holds its part of a contribution, at this index of the log."""
+        if self.is_over(name.incarnation, grant) or self.together.is_stale(
+            name.incarnation, grant, index
+        ):
             return
         arrival = self._arrival(name, number, grant)
         arrival.held.add(server)
@@ -190,6 +182,7 @@ class Group(Book):
         number = next((n for n, i in self.incarnations.items() if i == name.incarnation), -1)
         if self.ahead.members.get(number) == grant:
             self.ahead.drop(self, out)
+        self.together.stops(number, "withdraws a batch", self, out)
         self.arrivals.pop(name, None)
         out.log(c.Discard(name.incarnation, self.group, grant, name.batch))
 
@@ -197,10 +190,16 @@ class Group(Book):
         """The worker holds all blocks of a grant: its version is no longer pinned for it."""
         self.holdings.received(incarnation, grant)
         self.release_starts(out)
+        if self.together.undecided:
+            self._look_ahead(out)
 
     def _check(self, arrival: Arrival, out: Decisions) -> None:
         if arrival.arrived or not arrival.finished or self.ahead.holds_back(arrival):
             return
+        for one in self.together.ready(arrival, self, out):
+            self._arrive(one, out)
+
+    def _arrive(self, arrival: Arrival, out: Decisions) -> None:
         if arrival.void or self.homes.at(arrival.placement) <= arrival.held:
             arrival.arrived = True
             # No update happens between arrival and application: the age is the same then.
@@ -221,7 +220,12 @@ class Group(Book):
         confirmed, self.ahead.confirmed = self.ahead.confirmed, []
         for arrival in confirmed:
             self._check(arrival, out)
+        self._look_ahead(out)
+
+    def _look_ahead(self, out: Decisions) -> None:
         self.ahead.look(self, out)
+        for arrival in self.together.look(self, out):
+            self._check(arrival, out)
 
     def check_all(self, out: Decisions) -> None:
         """Look at all contributions that have not arrived: fewer servers may have to hold them."""
@@ -259,11 +263,8 @@ class Group(Book):
             self._queue.popleft()
             self.release_starts(out)
 
-    def _find(self, number: int, grant: int) -> Arrival:
-        return self.arrivals[self._arrived[number, grant]]
-
     def _counted(self, action: e.Commit) -> list[c.Counted]:
-        found = [self._find(one.worker, one.grant) for one in action.contributions]
+        found = [self.found(one.worker, one.grant) for one in action.contributions]
         return [
             c.Counted(one.contribution, one.weight, self._age(one.number, one.grant))
             for one in found
@@ -285,6 +286,7 @@ class Group(Book):
             book.staleness[one.staleness] += 1
             self._settle(one.contribution, action.version, "", out)
         self.ahead.committed(action.version, out)
+        self.together.committed(action.version)
 
     def square_sums(self, server: int, message: c.SquareSums, out: Decisions) -> None:
         """A server's answer to `Sum`; with the last one the commit is written."""
@@ -355,7 +357,7 @@ class Group(Book):
             # It arrived while a commit waited for its square sums, and was cancelled by that
             # commit.
             return
-        arrival = self._find(number, grant)
+        arrival = self.found(number, grant)
         name = arrival.contribution
         out.log(c.Discard(name.incarnation, self.group, grant, NO_BATCH, values=True))
         if arrival.void and not arrival.void.startswith("late"):

@@ -27,10 +27,17 @@ class Worker:
     barrier: int = 0
     barrier_token: int = 0
     leaving: bool = False
+    leaving_at: float = 0.0
     spent: Spent | None = None
     """Where its time has gone, as it told last."""
     transport: str = ""
     """How payloads go between it and its servers, as it told last."""
+    link_rate: float = 0.0
+    """What its way to a server carries, in bytes per second, as it has measured; 0.0: not known."""
+    address: str = ""
+    """Where other workers reach it; "": they do not."""
+    machine: str = ""
+    """Alike for workers of one machine, whatever they call it."""
 
     def __str__(self) -> str:
         return (

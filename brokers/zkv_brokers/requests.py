@@ -13,7 +13,7 @@ from zkv.reasons import Reason
 from zkv.rebalance import imbalance_of
 from zkv.staleness import staleness
 from zkv.wire import MODEL, NO_BATCH, PULLS, ContributionId
-from zkv_brokers import reasons
+from zkv_brokers import meeting, reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
@@ -39,6 +39,7 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
         ],
         data_address=router.config.data_address,
         policy=str(router.policy),
+        topology=str(router.topology),
     )
 
 
@@ -318,6 +319,7 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
             "time": worker.spent.to_plain() if worker.spent is not None else None,
             "transport": worker.transport,
+            "link_rate": worker.link_rate,
             "waiting": _waiting(router, worker),
         }
         for worker in router.members.workers.values()
@@ -370,6 +372,7 @@ def status(router: Router) -> dict[str, Any]:
         else {},
         "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
         **placed.plain(),
+        "topology": meeting.plain(router),
         "moves": {**router.moves.plain(), "draining": router.fleet.draining},
         **_measured(router),
         "servers": [

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zkv import control as c
-from zkv.errors import ProtocolError, Refused, ZkvError, code_of
+from zkv.errors import ProtocolError, Refused, code_of
 from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.policy import SyncPolicy
 from zkv.staleness import staleness
+from zkv.topology import topology
 from zkv.wire import MODEL, SEEDS
-from zkv_brokers import requests
+from zkv_brokers import meeting, offers, requests
 from zkv_brokers.catalog import Catalog, Pending
 from zkv_brokers.coding import Coding
 from zkv_brokers.config import RouterConfig as RouterConfig
@@ -56,9 +57,10 @@ class Router:
         self.coding = Coding(
             config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
         )
-        self.catalog = Catalog(
-            self.layout, self.coding, config.block_bytes, config.placement, self.members.names
-        )
+        self.topology = topology(config.topology)
+        places = (self.topology.placement(config.placement), self.members.names)
+        self.catalog = Catalog(self.layout, self.coding, config.block_bytes, *places)
+        self.catalog.pieces = lambda blocks: self.topology.pieces(blocks, config.workers)
         pins = Pins(config.versions_pinned_max)
         self.groups = Groups(
             self.layout, self.catalog, self.members, config.policy, pins, self._prepare
@@ -113,6 +115,7 @@ class Router:
                     self.members.servers[index].broken = not up
         self.moves.look(out)
         self.fleet.look(out)
+        meeting.look(self, out)
         if self.groups.model is not None:
             self.groups.draws.circulate(self.groups.model, out)
 
@@ -184,7 +187,7 @@ class Router:
     def _from_worker(self, worker: Worker, message: c.Message, out: Decisions) -> None:
         match message:
             case c.Offer():
-                self._offer(worker, message, out)
+                offers.offer(self, worker, message, out)
             case c.UsePool():
                 trained = bool(self.groups.begun) or self.groups.model is not None
                 self.groups.draws.use(message, worker, trained=trained)
@@ -218,9 +221,12 @@ class Router:
                 worker.barrier, worker.barrier_token = number, token
                 self.groups.begun.discard(worker.incarnation)
                 self.groups.draws.forget(worker)
+                meeting.at_barrier(self, worker, out)
                 self._settle_leavers(out)
+            case c.Listens() | c.CutOff():
+                meeting.hear(self, worker, message, out)
             case c.Leave():
-                worker.leaving = True
+                worker.leaving, worker.leaving_at = True, self.hub.now
                 self._settle_leavers(out)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a worker to send")
@@ -232,7 +238,8 @@ class Router:
                     if name.group == SEEDS:
                         self._seeded(self.catalog.held(name.batch, server.index), out)
                     elif (worker := self.members.workers.get(name.incarnation)) is not None:
-                        self.groups[name.group].held(name, worker.number, grant, server.index, out)
+                        group = self.groups[name.group]
+                        group.held(name, worker.number, grant, server.index, message.index, out)
                 self._settle_leavers(out)
             case c.Void(contribution=name, grant=grant, key=key, reason=reason):
                 worker = self.members.workers.get(name.incarnation)
@@ -243,6 +250,8 @@ class Router:
                 elif worker is not None:
                     self.groups[name.group].void(name, worker.number, grant, text, out)
                     self._settle_leavers(out)
+            case c.Unsound():
+                meeting.unsound(self, server, message, out)
             case c.SquareSums():
                 self.groups[message.group].square_sums(server.index, message, out)
             case c.Decoding(seconds=seconds):
@@ -259,16 +268,6 @@ class Router:
                 raise ProtocolError(f"{type(message).__name__} is not for a server to send")
 
     # --- keys --------------------------------------------------------------------------------
-
-    def _offer(self, worker: Worker, message: c.Offer, out: Decisions) -> None:
-        plain = message.plain or self.groups.model is not None
-        who, places = worker.incarnation, self.members.places
-        spec = self.plain_spec if plain else self.model_spec
-        taken = self.catalog.offer(who, message, plain, places, spec, out)
-        if isinstance(taken, ZkvError):
-            raise taken
-        if taken is None:
-            self.hub.send(worker.peer, c.Reply(message.token, "known"))
 
     def _seeded(self, done: Pending | None, out: Decisions) -> None:
         if done is None:
@@ -294,6 +293,7 @@ class Router:
     def _prepare(self, model: Group) -> None:
         """Set what the model's group has to know before anybody is granted anything."""
         model.rules = requests.rules(self)
+        meeting.prepare(self, model)
 
     def _begin(self, out: Decisions) -> None:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
@@ -341,6 +341,8 @@ class Router:
         for worker in [w for w in self.members.workers.values() if w.leaving]:
             if not self.groups.unfinished(worker):
                 self.remove(worker, "it left", out)
+            else:
+                meeting.leaves(self, worker, out)
         training = self.members.training()
         self._line_passed = self._line_passed or len(training) >= self.members.expected
         if not self._line_passed or not any(worker.barrier_token for worker in training):

@@ -26,6 +26,7 @@ from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.copies import Copies
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
+from zkv_brokers.joints import Joints
 from zkv_brokers.memory import Memory
 from zkv_brokers.parked import Parked
 from zkv_brokers.shard_events import Action as Action
@@ -66,7 +67,9 @@ class Shard:
         self.contributions = Contributions()
         self.commits = Commits(self.store, self.contributions, spans)
         self.tables = self.commits.tables
+        self.joints = Joints(self.layout, self.contributions)
         self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
+        self.grants.is_handed_on = self.joints.is_handed_on
         self.copies = Copies(self)
         self.traffic = Traffic()
         self.versions: dict[int, int] = {}
@@ -112,7 +115,7 @@ class Shard:
             out.append(ToWorker(incarnation, d.Ack(self.number, incarnation, items), None))
         self._acks.clear()
         if self._held:
-            out.append(ToBroker(c.Held(self._held)))
+            out.append(ToBroker(c.Held(self._held, self.index)))
             self._held = []
         out.extend(self.tables.outgoing(self.number))
         out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))
@@ -127,9 +130,8 @@ class Shard:
                 self.number, self.term = index, term
             case c.Log(term=term, index=index, entries=entries):
                 if term < self.term or index != self.index:
-                    raise ProtocolError(
-                        f"log entry ({term}, {index}), expected ({self.term}, {self.index})"
-                    )
+                    wanted = (self.term, self.index)
+                    raise ProtocolError(f"log entry ({term}, {index}), expected {wanted}")
                 for entry in entries:
                     self._apply(entry, out)
                     self.index += 1
@@ -141,8 +143,6 @@ class Shard:
                     self.term, self.index = message.term, message.index
                     self.versions = dict(message.versions)
                     self._unpark(out)
-            case _:
-                pass
 
     def _apply(self, entry: c.Entry, out: list[Action]) -> None:
         out.extend(self.copies.note(entry))
@@ -178,6 +178,8 @@ class Shard:
                 if group == MODEL:
                     for block in self._mine(group):
                         self.grants.fill(block, version, self.store.blocks[block.bid].current)
+            case c.Apart():
+                self._held = self.joints.take_apart(entry, self._held)
             case c.Discard(incarnation=incarnation, grant=grant) if entry.group == PULLS:
                 self.tables.free(incarnation, PULLS, grant)
             case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
@@ -254,13 +256,16 @@ class Shard:
             case d.Push() | d.Done() | d.Ask() | d.AskRows() | d.Fetch() if (
                 message.index > self.index
             ):
-                self._park(FromWorker(message, payload))
+                self._parked.add(FromWorker(message, payload))
             case d.Push(contribution=name) | d.Done(contribution=name) if (
                 name.incarnation not in self.members
             ):
                 why = f"incarnation {name.incarnation} is no member (any more)"
                 fenced = d.Fenced(self.number, name.incarnation, f"server {self.number}: {why}")
                 out.append(ToWorker(name.incarnation, fenced, None))
+            case d.Push(of=of) if payload is not None and of is not None:
+                ways = (self.commits.streaming, self._make, self._report_if_held, self._ack)
+                out += self.joints.take(message, payload, self.members, *ways)
             case d.Push() if payload is not None:
                 self._push(message, payload, out)
             case d.Done():
@@ -275,9 +280,6 @@ class Shard:
                 self.copies.take(message, payload, out)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for servers")
-
-    def _park(self, event: FromWorker) -> None:
-        self._parked.add(event)
 
     def _unpark(self, out: list[Action]) -> None:
         waiting, self._parked = self._parked.waiting, Parked()
@@ -395,6 +397,4 @@ class Shard:
         for name in names:
             self._report_if_held(name, self.contributions.open[name])
 
-    def status(self) -> dict[str, object]:
-        """Return figures for a status report."""
-        return status_of(self)
+    status = status_of

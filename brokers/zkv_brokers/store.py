@@ -188,11 +188,7 @@ class Store:
 
     def reduces_by_mean(self, block: BlockSpec) -> bool:
         """Return whether contributions to this block are averaged by weight (else added)."""
-        kid = block.segments[0].kid
-        reduce = self.layout.entries[kid].spec.reduce
-        if reduce:
-            return reduce == "mean"
-        return self.layout.group_of[kid] == MODEL and self.layout.dtype(block).floating
+        return self.layout.averages(block)
 
     def square_sums(self, block: BlockSpec, shares: Sequence[Share], version: int) -> float:
         """Return Σ g² (float64) of the reduced gradient, over the keys that will be updated."""

@@ -137,6 +137,7 @@ def local(
     codec: str | Chosen | None = None,
     codec_down: str | Chosen | None = None,
     placement: str | None = None,
+    topology: str | None = None,
     bind: str = "tcp://127.0.0.1:0",
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
@@ -146,24 +147,22 @@ def local(
 ) -> LocalCluster:
     """Return a cluster of processes on this machine, to be used as a context manager.
 
-    It works in scripts, tests and notebooks, also where an event loop runs. Nothing is left behind,
-    even if this process is killed.
+    It works in scripts and notebooks. Nothing is left behind, even if this process is killed.
 
     Args:
         servers: how many servers hold the model.
         policy: when contributions become an update: "bsp", "asp", "ssp:2", ...
         workers: the start line: no first batch begins before so many workers are here.
         staleness: what happens to gradients that are some updates old; None: nothing.
-        codec: how gradients are compressed, such as "int8+ef" or "topk:0.01+ef;*.bias=none", or a
-            value of `zkv.codecs`.
+        codec: how gradients are compressed, such as "int8+ef", or a value of `zkv.codecs`.
         codec_down: how parameters are compressed on their way to workers, such as "int8".
         placement: which server a block goes to, such as "by_hash"; None: by size.
+        topology: how gradients come together, such as "ring"; None: each goes to the servers.
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
         worker_lost_s, server_lost_s: seconds of silence that make one lost; None: the default.
-        loop: "asyncio", "uvloop" or "auto"; None: the default.
-        log_level: "debug", "info", "warning" or "error"; None: the default.
+        loop, log_level: such as "asyncio" (or "uvloop"), "debug"; None: the default.
 
     Raises:
         ConfigError: a setting is wrong; all mistakes are named.
@@ -178,6 +177,7 @@ def local(
         ("broker", "codec"): None if codec is None else str(codec),
         ("broker", "codec_down"): None if codec_down is None else str(codec_down),
         ("broker", "placement"): placement,
+        ("broker", "topology"): topology,
         ("broker", "worker_lost_s"): worker_lost_s,
         ("broker", "server_lost_s"): server_lost_s,
         ("broker", "loop"): loop,

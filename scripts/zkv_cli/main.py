@@ -14,6 +14,7 @@ from zkv_cli.advise import advise
 from zkv_cli.bench import bench
 from zkv_cli.exits import EPILOG, reporting
 from zkv_cli.plan_placement import placement
+from zkv_cli.plan_topology import topology
 from zkv_cli.replay import replay
 from zkv_cli.simulate import simulate
 from zkv_cli.trace import app as trace
@@ -28,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 plan.app.command()(placement)
+plan.app.command()(topology)
 plan.app.command()(advise)
 app.add_typer(plan.app)
 app.add_typer(trace)

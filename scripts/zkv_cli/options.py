@@ -182,6 +182,13 @@ TRAINING = (
         "as in by_size;pin:emb.*=0;bytes=1GiB.",
     ),
     Setting(
+        "topology",
+        str,
+        ("--topology",),
+        "How gradients come together: servers (default), one-server, hierarchical (the workers of "
+        "a host add theirs up first) or ring (workers pass sums on to each other).",
+    ),
+    Setting(
         "min_workers",
         int,
         ("--min-workers",),

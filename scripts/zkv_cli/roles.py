@@ -55,6 +55,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         codec_down=section.codec_down,
         block_bytes=section.block_bytes,
         placement=section.placement,
+        topology=section.topology,
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,

@@ -38,6 +38,7 @@ from zkv.placements import placement
 from zkv.policy import policy
 from zkv.sizes import size as size
 from zkv.staleness import staleness
+from zkv.topology import topology
 from zkv.wire import IO_THREADS_MAX, PAYLOAD_BYTES_MAX, SHARED_BYTES, SOCKET_BYTES_MAX
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
@@ -127,6 +128,10 @@ def _placement(text: str, info: ValidationInfo) -> str:
     return value.text
 
 
+def _topology(text: str) -> str:
+    return str(topology(text))
+
+
 LIVE: Mapping[str, Callable[[str], str]] = {
     "lr": _rate,
     "policy": _policy,
@@ -169,6 +174,7 @@ class BrokerSection(Section):
     codec_down: Annotated[str, AfterValidator(_codec_down)] = "none"
     block_bytes: Annotated[int, BeforeValidator(size), AfterValidator(_blocks)] = 0
     placement: Annotated[str, AfterValidator(_placement)] = "by_size"
+    topology: Annotated[str, AfterValidator(_topology)] = "servers"
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0

@@ -23,6 +23,7 @@ def as_text(status: Mapping[str, Any]) -> str:
         f"optimizer  {status['optimizer']}",
         f"version    {status['version']}, {status['keys']} keys",
         *_placement(status),
+        *_topology(status["topology"]),
         *map(_rows, status.get("tables", ())),
     ]
     codecs = [("up", status["codec"]), ("down", status["codec_down"])]
@@ -65,6 +66,16 @@ def _placement(status: Mapping[str, Any]) -> list[str]:
     lines += _moves(status.get("moves"))
     apart = [f"{group} {count}" for group, count in fan_out["together"].items()]
     return [*lines, *(["           together: " + ", ".join(apart)] if apart else [])]
+
+
+def _topology(topology: Mapping[str, Any]) -> list[str]:
+    """Return how gradients come together, unless each worker sends its own to the servers."""
+    if topology["name"] == "servers":
+        return []
+    told = f"topology   {topology['name']}"
+    if topology["updates"] or topology["came_apart"]:
+        told += f": {topology['updates']} updates, {topology['came_apart']} came apart"
+    return [told, *([f"           to servers: {topology['why']}"] if topology["why"] else [])]
 
 
 def _moves(moves: Mapping[str, Any] | None) -> list[str]:

@@ -235,6 +235,51 @@ def test_a_server_at_a_wrong_address_is_named_with_it(network: Network) -> None:
     assert server in done.stderr.splitlines()[-1]
 
 
+SUMS = """
+import json, sys, numpy as np, zkv
+with zkv.connect(sys.argv[1], rank=int(sys.argv[2]), world=3) as worker:
+    worker.init({"w": np.zeros(300_000, np.float32)})
+    for _ in range(3):
+        with worker.batch() as batch:
+            batch.push("w", -np.ones(300_000, np.float32))
+    batch.wait()
+    print(json.dumps([float(worker.pull("w").sum()), worker.stats()["topology"]]))
+"""
+
+
+@pytest.mark.parametrize("name", ["ring", "hierarchical"])
+def test_workers_of_two_machines_add_up_among_themselves(network: Network, name: str) -> None:
+    """One beside the broker, which it has to dial by the address that others reach, and two that
+    share memory: machines are told apart by their networks, as one kernel holds both."""
+    everywhere = ("--bind", "tcp://0.0.0.0:0", *OPEN)
+    options = ("--servers", "1", "--workers", "3", "--topology", name, "--optimizer", "sgd:lr=1")
+    with role(network.head, "up", *options, *everywhere) as broker:
+        assert split_address(broker)[0] == HEAD
+        workers = [
+            subprocess.Popen(
+                place.command(sys.executable, "-c", SUMS, broker, str(rank)),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, place in enumerate((network.head, network.far, network.far))
+        ]
+        try:
+            said = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+    found = [json.loads(text) for text in said]
+    assert [total for total, _ in found] == [900_000.0] * 3
+    figures = [topology for _, topology in found]
+    assert [one["updates"] for one in figures] == [3] * 3
+    if name == "hierarchical":
+        assert [one["bytes_to_workers"] > 0 for one in figures] == [False, True, True]
+        assert "memory" in figures[1]["transport"]
+    else:
+        assert all(one["bytes_to_workers"] for one in figures)
+        assert "another machine" in figures[0]["transport"]
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", HEAD])
 @pytest.mark.parametrize("who", [["broker"], ["server", "--broker", f"tcp://{HEAD}:5555"]])
 def test_an_open_bind_must_be_wanted(network: Network, who: list[str], host: str) -> None:

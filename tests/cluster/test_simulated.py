@@ -19,6 +19,7 @@ from zkv_brokers import group as g
 from zkv_brokers import store as st
 from zkv_brokers.catalog import Catalog
 from zkv_brokers.contributions import Contributions
+from zkv_brokers.parked import Parked
 from zkv_brokers.router import Router
 from zkv_brokers.shard import Shard
 from zkv_codecs.deltas import View
@@ -199,9 +200,6 @@ def _the_gone_still_count(patch: pytest.MonkeyPatch) -> None:
 def _ahead_of_the_log(patch: pytest.MonkeyPatch) -> None:
     """Data that is ahead of a server's log is dropped, and acknowledged (rule 12)."""
 
-    def park(self: Shard, event: Any) -> None:
-        return None
-
     original = Shard._from_worker
 
     def from_worker(self: Shard, message: Any, payload: Any, out: Any, now: float) -> None:
@@ -209,7 +207,7 @@ def _ahead_of_the_log(patch: pytest.MonkeyPatch) -> None:
         if getattr(message, "index", 0) > self.index:
             self._ack(message.contribution, getattr(message, "bid", -1), out)
 
-    patch.setattr(Shard, "_park", park)
+    patch.setattr(Parked, "add", lambda self, event: None)
     patch.setattr(Shard, "_from_worker", from_worker)
 
 

@@ -20,7 +20,16 @@ from zkv import aggregation_costs, costs
 from zkv_cli import units
 from zkv_cli.main import app
 
-COMMANDS = ("transfer", "ingress", "overlap", "stragglers", "aggregate", "ring", "placement")
+COMMANDS = (
+    "transfer",
+    "ingress",
+    "overlap",
+    "stragglers",
+    "aggregate",
+    "ring",
+    "placement",
+    "topology",
+)
 LOADS = "40,25,10,8,6,5,3,3"
 
 

@@ -78,6 +78,31 @@ from_server = st.one_of(
     st.builds(d.Ack, few, st.just(ME), st.lists(st.tuples(names, st.integers(-1, 3)), max_size=3)),
     data_messages.filter(lambda m: not isinstance(m, d.Fenced)),
 )
+OTHER = ME + 1
+members = [c.Companion(n, ME + n, 1, "here", f"tcp://w:{n}") for n in range(2)]
+joint = st.one_of(
+    st.builds(
+        c.Granted, st.just(MODEL), few, few, st.just(True), few, few, few, few, st.just([]), few,
+        joint=st.booleans(), ahead=st.booleans(),
+    ),
+    st.builds(
+        c.Together, few, few, st.sampled_from(["ring", "hierarchical", "star"]),
+        st.just(members) | st.just(members[1:]), few,
+    ),
+    st.builds(c.Separate, few, few),
+)  # fmt: skip
+addends = st.builds(
+    d.Addend, st.builds(ContributionId, st.just(OTHER), st.just(MODEL), few), few, st.just(1.0)
+)
+from_peer = st.one_of(
+    st.builds(
+        d.Push, st.builds(ContributionId, st.just(OTHER), st.just(MODEL), few), few, few,
+        st.just("none"), few, of=st.lists(addends, max_size=2).map(tuple),
+    ),
+    st.builds(d.Pass, st.just(OTHER), few, few),
+    st.builds(d.Took, st.just(OTHER), st.lists(st.tuples(names, few), max_size=2), st.just([])),
+    data_messages,
+)  # fmt: skip
 array = np.ones(2, np.float32)
 ROW_IDS = np.arange(3, dtype=np.uint64)
 token = st.integers(1, 9)
@@ -123,7 +148,7 @@ class Bench:
         for one in out:
             if isinstance(one, s.SendControl):
                 self.link.receive(c.decode_messages(open_envelope(one.frame)), self.now)
-            if isinstance(one, s.SendData):
+            if isinstance(one, s.SendData | s.SendPeer):
                 d.encode_data(one.message)
         self.out += out
         return out
@@ -142,6 +167,8 @@ turns = st.one_of(
     st.tuples(st.just("call"), calls, st.none()),
     st.tuples(st.just("broker"), from_broker, st.none()),
     st.tuples(st.just("server"), from_server, payloads),
+    st.tuples(st.just("broker"), joint, st.none()),
+    st.tuples(st.just("peer"), from_peer, payloads | st.just(np.zeros(20, np.uint8))),
 )
 
 
@@ -166,6 +193,9 @@ def test_no_order_of_calls_and_messages_breaks_a_session(
                 bench.feed(what)
             case "broker":
                 bench.say(what)
+            case "peer":
+                needs = isinstance(what, d.Block | d.Push | d.Pass | d.Probe)
+                bench.feed(s.FromPeer(what, payload if needs else None))
             case _:
                 needs = isinstance(what, d.Block | d.Push)
                 bench.feed(s.FromServer(what, payload if needs else None))

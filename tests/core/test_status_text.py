@@ -24,6 +24,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "failed": "",
         "waiting": "",
         "placement": "by_size",
+        "topology": {"name": "servers", "updates": 0, "came_apart": 0, "why": ""},
         "imbalance": 1.0,
         "load_imbalance": 1.0,
         "fan_out": {"batch": 1, "key_mean": 1.0, "key_max": 1, "together": {}},
@@ -159,3 +160,12 @@ def test_the_width_of_all_is_told_with_its_reason() -> None:
         status(codec="bits:heuristic", codec_chosen="int8+ef", codec_why="8 bits since step 10.")
     )
     assert "codecs     bits:heuristic up, none down\n           now int8+ef: 8 bits since" in text
+
+
+def test_the_topology_is_told_unless_each_gradient_goes_to_the_servers_by_itself() -> None:
+    assert not [line for line in as_text(status()).splitlines() if "topology" in line]
+    shown = as_text(
+        status(topology={"name": "ring", "updates": 8, "came_apart": 1, "why": "no"})
+    ).splitlines()
+    assert "topology   ring: 8 updates, 1 came apart" in shown
+    assert "           to servers: no" in shown

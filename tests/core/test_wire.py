@@ -49,7 +49,7 @@ from zkv.wire import (
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "frames_v1.json"
 RECORDED = json.loads(FIXTURE.read_text("utf-8"))
 UINT = st.integers(0, 2**63 - 1)
-WITH_PAYLOAD = d.Push | d.Block | d.Probe | d.AskRows | d.Rows | d.Part
+WITH_PAYLOAD = d.Push | d.Block | d.Probe | d.AskRows | d.Rows | d.Part | d.Pass
 
 
 def decode_packet(frame: bytes, *, by_broker: bool = False) -> c.Packet:
@@ -441,6 +441,7 @@ GOLDEN_ENTRIES: list[c.Entry] = [
     c.Configure({"model": {"rule": "sgd", "lr": 0.1}, "plain": {"rule": "assign", "lr": 1.0}}),
     c.Epoch(3, [1048577, 1048578], [NAME]),
     c.Expect(0, 11, [c.Expected(1048577, 5), c.Expected(1048578, 3)]),
+    c.Apart(0, [c.Expected(1048577, 5), c.Expected(1048578, 3)]),
     c.Mirror(3, [(0, 1)]),
     c.Copy(4, [(0, 1)], [c.ServerAt(0, "s0", "tcp://10.0.0.1:7000")], "tcp://10.0.0.9:5556"),
     c.Move(5, [(0, 1)]),
@@ -477,6 +478,8 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Traffic([(0, 4096)]),
     c.Accounts([c.Account(0, "int8+ef", 400, 104, 0.25, 1.5, "a slow link")]),
     c.Accounts([], Spent(3, 2.0, 0.5, 1.0, 0.125, 0.125, 0.0, 0.25, 0.5, 64.5, (("bsp", 0.25),))),
+    c.Listens("tcp://10.0.0.7:6001", "boot-7 net:[4026531840]"),
+    c.CutOff(4, "worker 1 does not answer"),
     c.Withdraw(NAME, 4),
     c.Received(0, 4),
     c.Pull(3, ["w\u00e9", 7]),
@@ -487,6 +490,8 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Change(5, "lr", "0.01"),
     c.Status(6),
     c.Held([(NAME, 4)]),
+    c.Held([(NAME, 4)], 12),
+    c.Unsound(NAME, 4, "NaN"),
     c.Void(NAME, 4, "w\u00e9", "NaN"),
     c.SquareSums(0, 10, [(0, 2.5)]),
     c.Trouble("disk full"),
@@ -500,6 +505,9 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Granted(0, 5, 10, False, 3, 1, 3, 9, [], 0, c.Samples(1, 32, 64)),
     c.Granted(0, 6, 11, False, 3, 1, 3, 9, [], 0, None, "bits:heuristic", "none", "int8+ef"),
     c.Granted(0, 7, 12, True, 3, 1, 3, 9, [], 0, on_demand=True),
+    c.Granted(0, 8, 12, True, 3, 1, 3, 9, [], 0, joint=True),
+    c.Together(8, 13, "ring", [c.Companion(0, 1048577, 8, "node-1", "tcp://10.0.0.7:6001")], 9),
+    c.Separate(8, 10),
     c.Exhausted(),
     c.Cancel(0, 4),
     c.Settled([(0, 3, 10, ""), (0, 4, -1, "late")]),
@@ -514,6 +522,9 @@ GOLDEN_DATA: list[d.Data] = [
     d.Greet(1048577, 1),
     d.Push(NAME, 4, 0, "none", 6),
     d.Push(NAME, 4, 0, "none", 6, None, 32.0),
+    d.Push(NAME, 4, 0, "none", 6, of=(d.Addend(NAME, 4, 32.0),)),
+    d.Pass(1048577, 9, 0),
+    d.Took(1048577, [(NAME, 0)], [(9, 1)]),
     d.Push(NAME, 4, 0, "none", 6, None, 32.0, 3),
     d.Done(NAME, 4, 32.0, [0], [1], 6),
     d.Done(NAME, 4, 32.0, [0, 1 << 40 | 2], [1], 6, True),

@@ -31,6 +31,8 @@ class SessionConfig:
     beat_s: float = 0.5
     resend_s: float = 2.0
     link_resend_s: float = 1.0
+    companion_lost_s: float = 10.0
+    """After so much silence of another worker, gradients are not added up through it."""
     report: str = ""
     """The folder that its figures are left in at the end; "": nowhere."""
     trace: str = ""

@@ -23,6 +23,7 @@ from zkv_workers.encoding import Sealed
 from zkv_workers.packing import cut
 from zkv_workers.plain import PlainPushes
 from zkv_workers.row_signals import PushRows
+from zkv_workers.together import Together
 from zkv_workers.transfers import Uploads
 
 CANCELLED = s.Fate(None, "cancelled: the update happened without it")
@@ -52,6 +53,7 @@ class Contributions:
         answer: Callable[[int, object], None],
         tell: Callable[[c.Message], None],
         prefetch: int,
+        together: Together,
     ) -> None:
         self.incarnation = 0
         self.index = 0
@@ -61,6 +63,7 @@ class Contributions:
         self.cycle = Cycle(prefetch)
         self.plain = PlainPushes()
         self.uploads = uploads
+        self._together = together
         self.counts = dict.fromkeys(
             ("batches", "committed", "cancelled", "discarded", "plain", "samples"), 0
         )
@@ -121,6 +124,9 @@ class Contributions:
         if grant is not None:
             self.cycle.sent(block.sealed.payload.nbytes, block.weight)
             name = self.name(MODEL, block.batch)
+            if self._together.keeps(grant):
+                self._together.block(name, grant, block.bid, block.sealed, block.weight)
+                return
             self.uploads.push(name, grant, block.bid, block.sealed, self.index, block.weight)
 
     def push_rows(self, piece: PushRows) -> None:
@@ -149,6 +155,7 @@ class Contributions:
             self.cycle.declared(event.weight),
             self.cycle.behind,
         )
+        self._together.finish(finish.contribution, grant, event.weight, event.skipped)
         self._conclude(finish, event.skipped, event.token)
         self.cycle.finish()
 
@@ -158,6 +165,7 @@ class Contributions:
         if grant is not None:
             name = self.name(MODEL, batch)
             self.uploads.forget(name)
+            self._together.withdraw(grant)
             self._link.send(c.Withdraw(name, grant))
             self.cycle.withdraw()
 
@@ -215,6 +223,7 @@ class Contributions:
             self.plain.cancelled(group, grant)
             return None
         batch = self.cycle.cancel(grant)
+        self._together.cancel(grant)
         if batch is not None:
             self.uploads.forget(self.name(MODEL, batch))
         # The broker's own word on what was finished under it comes behind the next grant.
@@ -231,6 +240,8 @@ class Contributions:
         fate = s.Fate(version if version >= 0 else None, why)
         self.uploads.forget(held.name, now if fate.version is not None else None)
         self.counts[fate.outcome] += 1
+        if group == MODEL:
+            self._together.settled(held.grant, counted=fate.version is not None)
         if fate.version is not None and group == MODEL:
             self.staleness[fate.version - 1 - held.base] += 1
             self.counts["samples"] += held.samples
@@ -243,6 +254,7 @@ class Contributions:
         """The broker is a new one, before anything was begun; return the pushes that were
         queued."""
         self.uploads.clear()
+        self._together.clear()
         self.cycle.restart()
         self.index = 0
         return self.plain.clear()

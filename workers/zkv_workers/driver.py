@@ -40,6 +40,7 @@ from zkv_workers import signals as s
 from zkv_workers.assembly import coded
 from zkv_workers.choosing import Traffic
 from zkv_workers.config import ROUTES, SessionConfig
+from zkv_workers.peers import Peers, machine
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.session import Session
 
@@ -90,6 +91,9 @@ class Driver:
             self._context.term()
             raise
         self._control = FdSocket(socket, self._from_broker)
+        self.others = Peers(
+            self._context, config.shared_bytes, self._from_peer, self.flush, self._me
+        )
         self._closed = False
         self._made_at = now()
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -178,6 +182,7 @@ class Driver:
         """Carry out what the inputs of this turn led to."""
         if self._closed:
             return
+        self.others.turn += 1
         for action in self.session.turn_over(now()):
             match action:
                 case s.SendControl(frame):
@@ -191,6 +196,15 @@ class Driver:
                 case s.Connect(servers, broker_data, anew):
                     self._disconnect(self._data.keys() if anew else set())
                     self._connect(dict(servers), broker_data)
+                case s.SendPeer(incarnation, address, message, payload):
+                    self.others.send(incarnation, address, message, payload)
+                case s.DropPeer(incarnation):
+                    self.others.drop(incarnation)
+                case s.Listen():
+                    # Who lets all data pass through the broker reaches nobody else.
+                    broker = self.session.config.broker
+                    address = "" if self._route == "broker" else self.others.listen(broker)
+                    self._loop.call_soon(self.feed, s.Listening(address, machine()))
                 case s.Answer(token, value):
                     future = self._futures.pop(token, None)
                     if future is not None and not future.done():
@@ -292,6 +306,15 @@ class Driver:
         if came and not self._closed:
             self.session.take(s.FromServer(message, payload), now())
 
+    def _me(self) -> tuple[int, int]:
+        """Return this worker's incarnation, and the term of its broker."""
+        member = self.session.member
+        return (0, 0) if member is None else (member.incarnation, member.term)
+
+    def _from_peer(self, message: Data, payload: Any) -> None:
+        if not self._closed:
+            self.session.take(s.FromPeer(message, payload), now())
+
     def _send_forgotten(self, server: int) -> None:
         member = self.session.member
         if member is not None:
@@ -300,6 +323,7 @@ class Driver:
 
     def _tick(self) -> None:
         if not self._closed:
+            self.others.tick()
             self._timer = self._loop.call_later(TICK_S, self._tick)
             self.nearby.turn()
             self.feed(s.Tick(self.nearby.transport))
@@ -313,6 +337,7 @@ class Driver:
         self._control.close(LINGER_MS)
         for socket in set(self._data.values()):
             socket.close(LINGER_MS)
+        self.others.close()
         self._context.destroy(linger=LINGER_MS)
         self.nearby.close()
         for future in list(self._futures.values()):

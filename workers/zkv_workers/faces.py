@@ -237,8 +237,9 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
 
     `communication_s` is from each grant until the model's last block was here: a part of `wait_s`
     where nothing else was done meanwhile. `transport` is how payloads go to and from servers, as
-    in `zkv status`. `time` is a `zkv.time_split.Spent`, and `time_by_batch` has the latest batches,
-    a list of seconds for each of its `parts`.
+    in `zkv status`. `topology` is what went between workers: updates that were added up among them,
+    or came apart, bytes of payloads, and how these go. `time` is a `zkv.time_split.Spent`, and
+    `time_by_batch` has the latest batches, a list of seconds for each of its `parts`.
     """
     session = driver.session
     counts = session.made.counts
@@ -257,7 +258,10 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
         "cancelled_s": round(ledger.cancelled_s, 6),
         "transport": driver.nearby.transport,
         "bytes_up": session.uploads.bytes_sent,
-        "bytes_down": session.downloads.bytes_received + session.incoming.rows.bytes_received,
+        "bytes_down": session.downloads.bytes_received
+        + session.incoming.rows.bytes_received
+        - session.together.delivered_bytes,
+        "topology": session.together.plain() | {"transport": driver.others.nearby.transport},
         "bytes_unacknowledged": session.uploads.unacknowledged(),
         "sent": session.uploads.flights.plain(),
         "time": ledger.meter.spent(peak_mib()).to_plain(),

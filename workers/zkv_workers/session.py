@@ -27,6 +27,7 @@ from zkv_workers.link_probe import LinkProbe
 from zkv_workers.meeting import Meeting
 from zkv_workers.pulls import Pulls, pull_of
 from zkv_workers.requests import Requests
+from zkv_workers.together import Together
 from zkv_workers.told import Told
 from zkv_workers.transfers import Downloads, Uploads
 
@@ -45,9 +46,10 @@ class Session:
         rate = NEAR_BYTES_PER_S if config.near else 0.0
         self._told = Told(self._link, measuring=config.measures, rate=rate)
         self._probe = LinkProbe(config.measures, self._told.measured)
-        self.made = Contributions(
-            self.layout, self._link, self.uploads, self._answer, self._told.tell, config.prefetch
-        )
+        here = (self.layout, self._link, self.uploads)
+        self.together = Together(*here, config, lambda: self.incoming, lambda: self.made.index)
+        told = (self._answer, self._told.tell)
+        self.made = Contributions(*here, *told, config.prefetch, self.together)
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self.aside = Aside(self.layout, self.uploads, self.requests, self._answer)
         self.incoming = Incoming(
@@ -98,7 +100,7 @@ class Session:
         self.aside.look()
         self._out += self.incoming.receipts(now)
         self._out += [s.SendControl(encode_packet(packet)) for packet in self._link.outgoing(now)]
-        self._out += self.uploads.ready(now)
+        self._out += [*self.together.ready(now), *self.uploads.ready(now)]
         out, self._out = self._out, []
         return out
 
@@ -118,6 +120,8 @@ class Session:
                 self._from_broker(frame)
             case s.FromServer(message, payload):
                 self._from_server(message, payload)
+            case s.Listening() | s.FromPeer():
+                self.together.take(event, self.now)
             case s.SendBlock():
                 self.made.send_block(event)
             case s.Finish(token=token, batch=batch):
@@ -243,18 +247,6 @@ class Session:
         for token in list(self._behind.changes):
             self._go_on(token)
 
-    def _ask_again(self) -> None:
-        """Tell a new broker what the old one was told; not before it has let this worker in."""
-        self._told.inside = True
-        self._told.again()
-        if self.made.cycle.asked:
-            self._link.send(c.Begin(self.made.cycle.on_demand))
-        self.pulls.restart()
-        for token in self.requests.named("barrier"):
-            self._link.send(c.Barrier(token, self._barrier))
-        if self.requests.leaving:
-            self._link.send(c.Leave())
-
     def fail(self, error: Exception) -> None:
         """End the session: every open and later call fails with this error."""
         if self.broken is not None:
@@ -288,6 +280,7 @@ class Session:
             case c.Servers():
                 self._out += self._meeting.servers(message)
             case c.Granted():
+                self.together.granted(message)
                 self.incoming.granted(message, self.now)
                 self._begun()
             case c.Exhausted():
@@ -297,6 +290,9 @@ class Session:
                 if batch is not None:
                     self._out.append(s.CancelBatch(batch))
                 self.incoming.drop(group, grant, batch)
+            case c.Together() | c.Separate():
+                self.made.index = max(self.made.index, message.index)
+                self.together.hear(message, self.now)
             case c.Settled(fates=fates):
                 for group, batch, version, why in fates:
                     self.made.settled(group, batch, version, why, self.now)
@@ -320,11 +316,12 @@ class Session:
 
     def _welcome(self, message: c.Welcome) -> None:
         self.made.incarnation = message.incarnation
+        self.together.welcome(message, observer=self.config.observer)
         self._out += self._meeting.welcome(message)
         self._out += self._probe.begin(message, self.now)
         for token in self.requests.named("the cluster"):
             self._answer(token, self._meeting.membership)
-        self._ask_again()
+        self._told.again(self.made.cycle, self.pulls, self.requests, self._barrier)
 
     def _laid_out(self, message: c.Layout) -> None:
         group = SEEDS if message.seed else MODEL
@@ -363,6 +360,8 @@ class Session:
             case d.Probed():
                 self._out += self._probe.answered(message, self.now)
             case d.Block() | d.Rows() if payload is not None:
+                if isinstance(message, d.Block):
+                    self.together.from_server(message, payload)
                 self.incoming.take(message, payload, self.now)
                 self._begun()
             case d.Fenced(reason=reason):
@@ -390,6 +389,7 @@ class Session:
             self.fail(errors.BrokerLost(text))
             return
         self._probe.tick(self.now)
+        self.together.tick(self.now)
         late = self.uploads.owing() | self.incoming.owing()
         self.requests.owes(late, () if self.member is None else self.member.servers)
         self._out += self.requests.tick(self.now, joined=joined, heard=heard is not None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -18,6 +17,18 @@ from zkv.pool import Shard
 from zkv.time_split import Spent
 from zkv.wire import ContributionId, KeySpec, TableSpec
 from zkv_workers.encoding import Sealed
+from zkv_workers.outputs import Answer as Answer
+from zkv_workers.outputs import Broken as Broken
+from zkv_workers.outputs import CancelBatch as CancelBatch
+from zkv_workers.outputs import Connect as Connect
+from zkv_workers.outputs import DropPeer as DropPeer
+from zkv_workers.outputs import Fail as Fail
+from zkv_workers.outputs import Listen as Listen
+from zkv_workers.outputs import Narrate as Narrate
+from zkv_workers.outputs import Output as Output
+from zkv_workers.outputs import SendControl as SendControl
+from zkv_workers.outputs import SendData as SendData
+from zkv_workers.outputs import SendPeer as SendPeer
 from zkv_workers.row_signals import AskRows as AskRows
 from zkv_workers.row_signals import PushRows as PushRows
 from zkv_workers.row_signals import ReleaseRows as ReleaseRows
@@ -234,9 +245,26 @@ class Tick:
     transport: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Other workers reach this one here; "": they cannot."""
+
+    address: str
+    machine: str = ""
+    """Alike for workers of one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """A data message from another worker; `payload` as in `FromServer`."""
+
+    message: d.Data
+    payload: Array | None
+
+
 Calls = Join | Initialise | EndSeeds | UsePool | Begin | Await | Room | Finish | PushPlain | Pull
 OfBatches = Want | Forget | SendBlock | Withdraw
-FromOutside = FromBroker | FromServer | Tick
+FromOutside = FromBroker | FromServer | Listening | FromPeer | Tick
 Rest = Seed | Report | Barrier | Leave | Ask | GiveUp
 Input = Calls | OfBatches | FromOutside | Rest | RowInput
 
@@ -321,72 +349,3 @@ class Fate:
         if self.version is not None:
             return "committed"
         return "cancelled" if self.why.startswith(("cancelled", "late")) else "discarded"
-
-
-# --- out -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SendControl:
-    """Send this frame to the broker's control port."""
-
-    frame: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SendData:
-    """Send this to a server's data port (or to it through the broker)."""
-
-    server: int
-    message: d.Data
-    payload: Array | None
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Where servers listen; `broker_data` is for route `broker`. Not `anew`: keep connections."""
-
-    servers: tuple[tuple[int, str], ...]
-    broker_data: str
-    anew: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The call with this token has this result."""
-
-    token: int
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The call with this token ends with this error."""
-
-    token: int
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class CancelBatch:
-    """The batch that is being computed no longer counts: its next push raises."""
-
-    batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Narrate:
-    """Say this to the user; `level` is a logging level's name."""
-
-    level: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The session is over: every later call fails with this error."""
-
-    error: Exception
-
-
-Output = SendControl | SendData | Connect | Answer | Fail | CancelBatch | Narrate | Broken

@@ -11,6 +11,9 @@ from zkv import control as c
 from zkv.errors import ProtocolError
 from zkv.link import Link
 from zkv_workers import signals as s
+from zkv_workers.cycle import Cycle
+from zkv_workers.pulls import Pulls
+from zkv_workers.requests import Requests
 
 
 class Told:
@@ -50,12 +53,20 @@ class Told:
         passes = 0 if shard.passes is None else shard.passes
         self.tell(c.UsePool(event.token, shard.n, shard.size, shard.seed, shard.retry, passes))
 
-    def again(self) -> None:
-        """Tell a new broker all of it."""
+    def again(self, cycle: Cycle, pulls: Pulls, requests: Requests, barrier: int) -> None:
+        """Tell a new broker what the old one was told; not before it has let this worker in."""
+        self.inside = True
         for offer in list(self._offers.values()):
             self.offer(offer)
         if self._pool is not None:
             self.use_pool(self._pool)
+        if cycle.asked:
+            self._link.send(c.Begin(cycle.on_demand))
+        pulls.restart()
+        for token in requests.named("barrier"):
+            self._link.send(c.Barrier(token, barrier))
+        if requests.leaving:
+            self._link.send(c.Leave())
 
     def begun(self, is_open: Callable[[int], bool]) -> None:
         """Something was begun, so that no new broker can be joined: keep open offers only."""

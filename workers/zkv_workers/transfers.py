@@ -70,14 +70,16 @@ class Uploads:
         sealed: Sealed,
         index: int,
         weight: float | None = None,
+        of: tuple[d.Addend, ...] | None = None,
     ) -> None:
-        """Queue a block for its server; while a copy is made of it, for two."""
+        """Queue a block, or a sum `of` some, for its server; while a copy is made, for two."""
         payload, order = sealed.payload, self._order(name, bid)
-        placement = self.places.begun(name, grant)
-        message = d.Push(name, grant, bid, sealed.codec, index, sealed.form, weight, placement)
+        codec, form, placement = sealed.codec, sealed.form, self.places.begun(name, grant)
+        message = d.Push(name, grant, bid, codec, index, form, weight, placement, of)
+        label = (name, bid if of is None else -2 - bid)
         for server in self.places.servers(name, grant, self._layout.blocks[bid_of(bid)]):
             data = SendData(server, message, payload)
-            self._window(server).offer((name, bid), payload.nbytes, data, order)
+            self._window(server).offer(label, payload.nbytes, data, order)
             self.bytes_sent += payload.nbytes
 
     def conclude(
@@ -156,10 +158,8 @@ class Uploads:
         self.places.settled(name)
         for server, window in self._windows.items():
             before = window.in_flight
-            names: set[Hashable] = {
-                one for one in window.names() if isinstance(one, tuple) and one[0] == name
-            }
-            if names:
+            ours = (n for n in window.names() if isinstance(n, tuple) and n[0] == name)
+            if names := set[Hashable](ours):
                 window.forget(names)
             arrived = before - window.in_flight
             if arrived and arrived_at is not None:

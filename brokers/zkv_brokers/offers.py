@@ -1,0 +1,30 @@
+"""Keys that workers offer to initialise. Part of the router."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zkv import control as c
+from zkv.errors import ZkvError
+from zkv_brokers.decisions import Decisions
+from zkv_brokers.members import Worker
+
+if TYPE_CHECKING:
+    from zkv_brokers.router import Router
+
+
+def offer(router: Router, worker: Worker, message: c.Offer, out: Decisions) -> None:
+    """Take an offer of keys: the first one's values count, the others are told when these are here.
+
+    Raises:
+        ZkvError: the keys contradict those that there are, or cannot be placed.
+    """
+    plain = message.plain or router.groups.model is not None
+    worker.link_rate = message.link_rate or worker.link_rate
+    who, places = worker.incarnation, router.members.places
+    spec = router.plain_spec if plain else router.model_spec
+    taken = router.catalog.offer(who, message, plain, places, spec, out)
+    if isinstance(taken, ZkvError):
+        raise taken
+    if taken is None:
+        router.hub.send(worker.peer, c.Reply(message.token, "known"))
