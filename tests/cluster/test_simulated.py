@@ -23,9 +23,9 @@ from zkv_brokers.parked import Parked
 from zkv_brokers.router import Router
 from zkv_brokers.shard import Shard
 from zkv_codecs.deltas import View
+from zkv_workers import downloads
 from zkv_workers import session as se
-from zkv_workers import transfers
-from zkv_workers.transfers import Downloads
+from zkv_workers.downloads import Downloads
 
 SEEDS = 25
 MUTANT_SEEDS = 200
@@ -257,14 +257,14 @@ def _views_are_written_in_place(patch: pytest.MonkeyPatch) -> None:
 
 def _deltas_are_added_to_whatever_is_held(patch: pytest.MonkeyPatch) -> None:
     """A worker that holds a newer version than is known of it adds all deltas that come."""
-    original = transfers.arrived
+    original = downloads.arrived
 
     def arrived(message: Any, payload: Any, shape: Any, held: Any, backend: Any) -> Any:
         if held is not None and message.base >= 0:
             held = (message.base, held[1])
         return original(message, payload, shape, held, backend)
 
-    patch.setattr(transfers, "arrived", arrived)
+    patch.setattr(downloads, "arrived", arrived)
 
 
 MUTANTS = (

@@ -17,8 +17,8 @@ from zkv_brokers import moves as mo
 from zkv_brokers import parcels
 from zkv_brokers.bases import Bases
 from zkv_brokers.contributions import Contributions
+from zkv_workers.downloads import Downloads
 from zkv_workers.places import Places
-from zkv_workers.transfers import Downloads
 
 SEEDS = 12
 MUTANT_SEEDS = 150

@@ -21,9 +21,9 @@ from zkv_brokers.ahead import Ahead
 from zkv_brokers.grants import Grants
 from zkv_brokers.holdings import Holdings
 from zkv_brokers.shard import Shard
+from zkv_workers.downloads import Downloads
 from zkv_workers.incoming import Incoming
 from zkv_workers.on_demand import Demand
-from zkv_workers.transfers import Downloads
 
 SEEDS = 15
 MUTANT_SEEDS = 100

@@ -21,7 +21,7 @@ from zkv.wire import BlockSpec
 from zkv_brokers.grants import Grants
 from zkv_brokers.store import BlockState, Pinned, Store
 from zkv_workers.assembly import Assembly
-from zkv_workers.transfers import Downloads
+from zkv_workers.downloads import Downloads
 
 SEEDS = 24
 MUTANT_SEEDS = 200

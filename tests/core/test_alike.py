@@ -13,8 +13,8 @@ from zkv.dtypes import Array
 from zkv.layout import Layout
 from zkv.wire import MODEL, BlockSpec, KeyEntry, KeySpec, Segment
 from zkv_workers.assembly import Assembly
+from zkv_workers.downloads import Downloads
 from zkv_workers.signals import SendData
-from zkv_workers.transfers import Downloads
 
 ME = 7
 NO_BYTES = np.empty(0, np.uint8)
@@ -67,6 +67,25 @@ def test_a_block_of_a_complete_grant_is_taken_over(downloads: Downloads) -> None
     assert second.blocks[0].tolist() == values(20).tolist()
     assert second.blocks[1].tolist() == values(11).tolist()
     assert told(downloads) == ([(1, [0, 1]), (2, [0, 1])], [])
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_older_values_are_let_go_when_the_log_has_come_to_newer_ones(
+    downloads: Downloads, early: bool
+) -> None:
+    """Whichever comes first: a server would have to keep them as long."""
+    for number in (1, 2):
+        grant(downloads, number)
+        send(downloads, number, 0)
+        if early and number == 2:
+            downloads.committed(2)
+        send(downloads, number, 1)
+    assert (downloads.held(1) is None) == early
+    downloads.committed(1)
+    assert (downloads.held(1) is None) == early
+    downloads.committed(2)
+    assert downloads.held(1) is None
+    assert downloads.held(2) is not None
 
 
 def test_a_block_of_a_grant_on_its_way_is_waited_for_and_not_acknowledged_before(

@@ -26,8 +26,9 @@ from zkv_brokers.holdings import NOTHING, Holdings
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.packed import Packed, seed_of
 from zkv_codecs.plan import plan
+from zkv_workers.assembly import Assembly
+from zkv_workers.downloads import Downloads
 from zkv_workers.signals import Narrate, SendData
-from zkv_workers.transfers import Assembly, Downloads
 
 W, B, C, N = 600, 30, 50, 40
 ASK_S = 1.0

@@ -20,12 +20,12 @@ from zkv_workers import signals as s
 from zkv_workers.assembly import Assembly
 from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
+from zkv_workers.downloads import Downloads
 from zkv_workers.on_demand import Demand
 from zkv_workers.pulls import Pulls
 from zkv_workers.requests import Requests
 from zkv_workers.row_reads import RowReads
 from zkv_workers.row_signals import AskRows, PushRows, ReleaseRows
-from zkv_workers.transfers import Downloads
 
 
 @dataclass(slots=True)

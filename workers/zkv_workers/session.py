@@ -22,6 +22,7 @@ from zkv_workers.aside import Aside
 from zkv_workers.behind import Behind
 from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
+from zkv_workers.downloads import Downloads
 from zkv_workers.incoming import Incoming
 from zkv_workers.link_probe import LinkProbe
 from zkv_workers.meeting import Meeting
@@ -29,7 +30,7 @@ from zkv_workers.pulls import Pulls, pull_of
 from zkv_workers.requests import Requests
 from zkv_workers.together import Together
 from zkv_workers.told import Told
-from zkv_workers.transfers import Downloads, Uploads
+from zkv_workers.transfers import Uploads
 
 
 class Session:
