@@ -34,6 +34,10 @@ SHARED_BYTES = 2**32
 """What a process offers at most to peers of its machine to read payloads from
 (`zkv_net.nearby`); of it, what was never used takes no memory."""
 SHARED_BYTES_MAX = 2**40
+IO_THREADS_MAX = 64
+"""Of one process; each moves bytes between ZeroMQ's queues and the kernel."""
+SOCKET_BYTES_MAX = 2**30
+"""What is asked of the system for a data connection's buffer, each way; it may give less."""
 KEY_BYTES_MAX = 255
 NAME_BYTES_MAX = 255
 DIMENSIONS_MAX = 32

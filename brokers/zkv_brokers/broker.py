@@ -65,6 +65,8 @@ class BrokerConfig:
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
     io_threads: int = 1
+    socket_bytes: int = 0
+    """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
     record: Path | None = None
     """Where to write down all that is heard, for a replay."""
     trace: str = ""
@@ -97,7 +99,8 @@ class Broker:
             OSError: the recording cannot be written.
         """
         control = new_socket(self._context, zmq.ROUTER, data=False)
-        data = new_socket(self._context, zmq.ROUTER, data=True)
+        size = self.config.socket_bytes
+        data = new_socket(self._context, zmq.ROUTER, data=True, buffer_bytes=size)
         try:
             self._bind(control, data)
             self._decide()
@@ -108,7 +111,7 @@ class Broker:
             self._context.term()
             raise
         self._control = FdSocket(control, self._received, turn_over=self._turn_over)
-        self._relay = Relay(self._context, data, self._link_changed)
+        self._relay = Relay(self._context, data, self._link_changed, size)
 
     def _bind(self, control: zmq.Socket[bytes], data: zmq.Socket[bytes]) -> None:
         config = self.config

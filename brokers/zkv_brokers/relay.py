@@ -25,7 +25,8 @@ WATCHED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 class Relay:
     """Workers' data in front, one DEALER for each server behind.
 
-    `link_changed(index, up)` is called when a server's connection comes up or breaks.
+    `link_changed(index, up)` is called when a server's connection comes up or breaks;
+    `socket_bytes` is as with `new_socket`, for the connections to servers.
     """
 
     def __init__(
@@ -33,8 +34,10 @@ class Relay:
         context: zmq.Context[Any],
         front: zmq.Socket[bytes],
         link_changed: Callable[[int, bool], None],
+        socket_bytes: int = 0,
     ) -> None:
         self._context = context
+        self._socket_bytes = socket_bytes
         self._link_changed = link_changed
         self._front = FdSocket(front, self._from_worker)
         self._backs: dict[int, FdSocket] = {}
@@ -51,7 +54,8 @@ class Relay:
         for index, address in addresses.items():
             if index in self._backs:
                 continue
-            socket = new_socket(self._context, zmq.DEALER, data=True)
+            size = self._socket_bytes
+            socket = new_socket(self._context, zmq.DEALER, data=True, buffer_bytes=size)
             monitor = socket.get_monitor_socket(WATCHED)
             self._watches[index] = FdSocket(monitor, self._watcher(index))
             self._monitors.append(self._watches[index])

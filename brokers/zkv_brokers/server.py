@@ -74,6 +74,8 @@ class ServerConfig:
     joins: bool = False
     """Whether it is one more, where all servers that were asked for are here."""
     io_threads: int = 1
+    socket_bytes: int = 0
+    """Buffers of its data connections, each way; 0: as the system likes."""
     shared_bytes: int = SHARED_BYTES
     """Memory for payloads to workers of the same machine; 0: they go through sockets too."""
     record: Path | None = None
@@ -121,7 +123,8 @@ class Server:
             OSError: the recording cannot be written.
         """
         config = self.config
-        data = new_socket(self._context, zmq.ROUTER, data=True)
+        size = config.socket_bytes
+        data = new_socket(self._context, zmq.ROUTER, data=True, buffer_bytes=size)
         control = new_socket(self._context, zmq.DEALER, data=False)
         try:
             net.resolvable(config.broker)

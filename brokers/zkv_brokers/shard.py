@@ -19,7 +19,7 @@ from zkv.errors import ProtocolError
 from zkv.layout import Layout
 from zkv.spans import Spans
 from zkv.table_layout import bid_of
-from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, BlockSpec, ContributionId
+from zkv.wire import MODEL, SEEDS, BlockSpec, ContributionId
 from zkv_brokers.commits import Commits
 from zkv_brokers.configured import down_of, settings_of, up_of
 from zkv_brokers.contributions import Contributions, Open
@@ -37,7 +37,7 @@ from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
-from zkv_brokers.shard_keys import regroup, status_of
+from zkv_brokers.shard_keys import discard, regroup, status_of
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
 
@@ -180,16 +180,8 @@ class Shard:
                         self.grants.fill(block, version, self.store.blocks[block.bid].current)
             case c.Apart():
                 self._held = self.joints.take_apart(entry, self._held)
-            case c.Discard(incarnation=incarnation, grant=grant) if entry.group == PULLS:
-                self.tables.free(incarnation, PULLS, grant)
-            case c.Discard(incarnation=incarnation, group=group, grant=grant, batch=batch):
-                self.contributions.discard(incarnation, group, grant, batch)
-                if batch == NO_BATCH:
-                    if not entry.values:
-                        self.grants.drop(incarnation, group, grant)
-                        self.tables.free(incarnation, group, grant)
-                    if group == MODEL:
-                        self.commits.bases.release(incarnation, grant)
+            case c.Discard():
+                discard(self, entry)
             case c.Configure():
                 settings, down = settings_of(entry), down_of(entry)
                 if settings != self.store.settings:

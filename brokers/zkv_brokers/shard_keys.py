@@ -1,10 +1,12 @@
-"""What a shard does when a key leaves its group, and what it tells of itself. Part of the shard."""
+"""What a shard does when a key leaves its group, or a grant does not count, and what it tells of
+itself. Part of the shard."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zkv.wire import MODEL
+from zkv import control as c
+from zkv.wire import MODEL, NO_BATCH, PULLS
 
 if TYPE_CHECKING:
     from zkv_brokers.shard import Shard
@@ -21,6 +23,22 @@ def regroup(shard: Shard, kid: int, group: int, bid: int) -> None:
     else:
         for block in (before, *rest):
             store.views.drop(block.bid)
+
+
+def discard(shard: Shard, entry: c.Discard) -> None:
+    """Drop what came, or is to go, under a grant that no longer counts, or one batch of it."""
+    incarnation, group, grant = entry.incarnation, entry.group, entry.grant
+    if group == PULLS:
+        shard.tables.free(incarnation, group, grant)
+        return
+    shard.contributions.discard(incarnation, group, grant, entry.batch)
+    if entry.batch != NO_BATCH:
+        return
+    if not entry.values:
+        shard.grants.drop(incarnation, group, grant)
+        shard.tables.free(incarnation, group, grant)
+    if group == MODEL:
+        shard.commits.bases.release(incarnation, grant)
 
 
 def status_of(shard: Shard) -> dict[str, object]:

@@ -123,11 +123,15 @@ class FdSocket:
             self.socket.close(linger=linger_ms)
 
 
-def new_socket(context: zmq.Context[Any], kind: int, *, data: bool) -> zmq.Socket[bytes]:
+def new_socket(
+    context: zmq.Context[Any], kind: int, *, data: bool, buffer_bytes: int = 0
+) -> zmq.Socket[bytes]:
     """Return a socket with the project's settings.
 
     Control sockets have a high-water mark, as links send again what is dropped; data sockets have
-    none, as byte credits bound what is under way. Routing ids are libzmq's own.
+    none, as byte credits bound what is under way. Routing ids are libzmq's own. `buffer_bytes` is
+    what its connections ask of the system for each way's buffer; 0: the system decides, and goes
+    on doing so, which a number of ours would end.
     """
     socket: zmq.Socket[bytes] = context.socket(kind)
     frame_max = PAYLOAD_BYTES_MAX + 64 * 1024 if data else CONTROL_BYTES_MAX
@@ -146,6 +150,10 @@ def new_socket(context: zmq.Context[Any], kind: int, *, data: bool) -> zmq.Socke
         (zmq.LINGER, 0),
     ):
         socket.setsockopt(option, value)
+    if buffer_bytes:
+        # Before it is bound: connections that are let in take them from the socket that listens.
+        socket.setsockopt(zmq.SNDBUF, buffer_bytes)
+        socket.setsockopt(zmq.RCVBUF, buffer_bytes)
     if kind == zmq.ROUTER:
         # Without it, messages to unknown or full peers vanish without a word.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

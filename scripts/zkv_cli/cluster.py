@@ -66,25 +66,31 @@ def drained(child: Child, cluster: Cluster | None) -> bool:
 
 
 def start(
-    children: Children, events: Events, settings: Settings, *, quiet: bool = False
+    children: Children,
+    events: Events,
+    settings: Settings,
+    *,
+    quiet: bool = False,
+    timeout_s: float = START_TIMEOUT_S,
 ) -> Cluster:
     """Start a broker and its servers, wait until all are in; `quiet` forwards none of their words.
 
     Raises:
+        ClusterNotReady: not all were in within `timeout_s`.
         ConfigError: a child has refused its settings (a port in use, for instance).
-        CommandFailed: a child ended, nothing came in time, or a signal asked to stop.
+        CommandFailed: a child ended, or a signal asked to stop.
     """
     log: dict[str, str] = {"log-format": settings.log.format, "log-level": settings.log.level}
     lifeline = {LIFELINE: "stdin", "PYTHONUNBUFFERED": "1"}
     broker = children.start("broker", command_line("broker", settings.broker, log), lifeline)
-    deadline = time.monotonic() + START_TIMEOUT_S
-    address = _awaited(events, deadline, broker, BROKER_AT, quiet)[1].group(1)
+    until = (time.monotonic() + timeout_s, timeout_s)
+    address = _awaited(events, until, broker, BROKER_AT, quiet)[1].group(1)
     command = command_line("server", _beside(address, settings), log | {"broker": address})
     wanted = settings.broker.servers
     started = [children.start("server", command, lifeline) for _ in range(wanted)]
     servers: dict[int, Child] = {}
     while len(servers) < wanted:
-        child, match = _awaited(events, deadline, None, SERVER_IN, quiet)
+        child, match = _awaited(events, until, None, SERVER_IN, quiet)
         index = int(match.group(1))
         child.label = f"server {index}"
         servers[index] = child
@@ -111,16 +117,20 @@ def _beside(address: str, settings: Settings) -> Section:
 
 
 def _awaited(
-    events: Events, deadline: float, child: Child | None, pattern: re.Pattern[str], quiet: bool
+    events: Events,
+    until: tuple[float, float],
+    child: Child | None,
+    pattern: re.Pattern[str],
+    quiet: bool,
 ) -> tuple[Child, re.Match[str]]:
-    """Wait until a child (this one, if given) prints a line that begins with `pattern`."""
+    """Wait until a child (this one, if given) prints a line that begins with `pattern`; `until` is
+    the deadline, and how many seconds there were up to it."""
+    deadline, limit_s = until
     while True:
         try:
             event = events.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            raise ClusterNotReady(
-                f"the cluster did not come up within {START_TIMEOUT_S:.0f} s"
-            ) from None
+            raise ClusterNotReady(f"the cluster did not come up within {limit_s:.0f} s") from None
         match event:
             case Line(said_by, "stdout", text) if child in (None, said_by):
                 found = pattern.match(text)

@@ -184,7 +184,7 @@ def _run(settings: Settings, job: Job, command: list[str]) -> int:
             children.start(
                 f"worker {rank}",
                 [sys.executable, "-S", "-E", guard.__file__, *command],
-                environment(job, at, address) | patience(settings.run),
+                environment(job, at, address) | told(settings.run),
                 captured=job.count > 1 or job.as_json,
             )
             for at, rank in enumerate(job.ranks)
@@ -204,6 +204,13 @@ def patience(section: RunSection) -> dict[str, str]:
         "ZKV_WAIT_TIMEOUT_S": section.stall_timeout_s,
     }
     return {name: f"{value:g}" for name, value in named.items() if value is not None}
+
+
+def told(section: RunSection) -> dict[str, str]:
+    """The variables by which workers hear what `[run]` says."""
+    numbers = {"ZKV_IO_THREADS": section.io_threads, "ZKV_SOCKET_BYTES": section.socket_buffer}
+    given = {name: str(value) for name, value in numbers.items() if value is not None}
+    return patience(section) | given
 
 
 class _Reporting:

@@ -11,6 +11,7 @@ import typer
 from zkv_cli import options as o
 from zkv_cli import plan
 from zkv_cli.advise import advise
+from zkv_cli.bench import bench
 from zkv_cli.exits import EPILOG, reporting
 from zkv_cli.plan_placement import placement
 from zkv_cli.plan_topology import topology
@@ -93,7 +94,7 @@ def _main(
 @o.sets(
     broker=(
         *(o.BROKER_BIND, o.DATA_BIND, o.ADVERTISE, o.SERVERS, o.WORKERS, *o.TRAINING),
-        *(o.RECORD, o.INSECURE, *o.LOST, o.LOOP),
+        *(o.RECORD, o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
     ),
     log=o.LOG,
 )
@@ -204,9 +205,9 @@ def rebalance(
 @o.sets(
     broker=(
         *(o.SERVERS, *o.TRAINING, o.RECORD, o.WORKERS, o.BROKER_BIND, o.ADVERTISE),
-        *(o.INSECURE, *o.LOST, o.LOOP),
+        *(o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
     ),
-    server=(o.BUDGET, o.SHARED, o.LOOP),
+    server=(o.BUDGET, o.SHARED, *o.DATA_SOCKETS, o.LOOP),
     log=o.LOG,
 )
 def up(flags: o.Flags, config: o.Config = None) -> None:
@@ -309,3 +310,4 @@ def export(
 
 
 app.command()(simulate)
+app.command()(bench)

@@ -233,8 +233,24 @@ SHARED = Setting(
     "shared",
     str,
     ("--shared",),
-    "Memory for payloads to workers of this machine (default: 16MiB; 0: sockets only).",
+    "Memory for payloads to workers of this machine (default: 4GiB; 0: sockets only).",
 )
+DATA_SOCKETS = (
+    Setting(
+        "io_threads",
+        int,
+        ("--io-threads",),
+        "ZeroMQ's threads that move bytes to and from the kernel (default: 1).",
+    ),
+    Setting(
+        "socket_buffer",
+        str,
+        ("--socket-buffer",),
+        "Buffers that data connections ask of the system, each way, such as 1MiB; 0: as it likes "
+        "(default).",
+    ),
+)
+"""How data moves through sockets: `zkv bench` measures it."""
 LOOP = Setting("loop", str, ("--loop",), "Event loop: auto, asyncio or uvloop (default: auto).")
 
 RUN = (
@@ -257,8 +273,9 @@ RUN = (
 
 JOB: dict[str, Sequence[Setting]] = {
     "join": (JOIN_OR_START,),
-    "run": RUN,
-    "broker": (SERVERS, *TRAINING, RECORD, BROKER_BIND, ADVERTISE, INSECURE),
+    "run": (*RUN, *DATA_SOCKETS),
+    "broker": (SERVERS, *TRAINING, RECORD, BROKER_BIND, ADVERTISE, INSECURE, *DATA_SOCKETS),
+    "server": DATA_SOCKETS,
     "log": LOG,
 }
 """What a command that runs workers takes."""
@@ -267,7 +284,7 @@ SERVER: dict[str, Sequence[Setting]] = {
     "join": (JOIN,),
     "server": (
         *(SERVER_BIND, ADVERTISE, NAME, BUDGET, SHARED, CONNECT_TIMEOUT, BROKER_LOST),
-        *(RECORD, INSECURE, LOOP),
+        *(RECORD, INSECURE, *DATA_SOCKETS, LOOP),
     ),
     "log": LOG,
 }

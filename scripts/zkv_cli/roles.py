@@ -61,6 +61,8 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         insecure=section.insecure,
         worker_lost_s=section.worker_lost_s,
         server_lost_s=section.server_lost_s,
+        io_threads=section.io_threads,
+        socket_bytes=section.socket_buffer,
     )
 
 
@@ -77,6 +79,8 @@ def server_config(section: ServerSection, broker: str, *, joins: bool = False) -
         trace=os.environ.get(tracing.VARIABLE, ""),
         budget_bytes=section.budget,
         shared_bytes=section.shared,
+        io_threads=section.io_threads,
+        socket_bytes=section.socket_buffer,
         connect_timeout_s=section.connect_timeout_s,
         broker_lost_s=section.broker_lost_s,
         insecure=section.insecure,

@@ -39,7 +39,7 @@ from zkv.policy import policy
 from zkv.sizes import size as size
 from zkv.staleness import staleness
 from zkv.topology import topology
-from zkv.wire import PAYLOAD_BYTES_MAX, SHARED_BYTES
+from zkv.wire import IO_THREADS_MAX, PAYLOAD_BYTES_MAX, SHARED_BYTES, SOCKET_BYTES_MAX
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 from zkv_net.sockets import split_address
@@ -112,6 +112,15 @@ def _blocks(value: int) -> int:
     return value
 
 
+def _buffer(value: int) -> int:
+    if value > SOCKET_BYTES_MAX:
+        raise ValueError(
+            f"socket buffers of {value} bytes: at most {SOCKET_BYTES_MAX}, or 0: as the system "
+            "likes"
+        )
+    return value
+
+
 def _placement(text: str, info: ValidationInfo) -> str:
     value = placement(text)
     if "servers" in info.data:
@@ -137,6 +146,8 @@ Address = Annotated[str, AfterValidator(_address)]
 Dialled = Annotated[str, AfterValidator(_dialled)]
 Seconds = Annotated[float, AfterValidator(seconds)]
 Count = Annotated[int, Field(ge=1, le=65_535)]
+IoThreads = Annotated[int, Field(ge=1, le=IO_THREADS_MAX)]
+SocketBuffer = Annotated[int, BeforeValidator(size), AfterValidator(_buffer)]
 Loop = Literal["auto", "asyncio", "uvloop"]
 
 
@@ -168,6 +179,8 @@ class BrokerSection(Section):
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
     server_lost_s: Seconds = 20.0
+    io_threads: IoThreads = 1
+    socket_buffer: SocketBuffer = 0
     loop: Loop = "auto"
 
 
@@ -184,6 +197,8 @@ class ServerSection(Section):
     broker_lost_s: Seconds = 10.0
     record: str = ""
     insecure: bool = False
+    io_threads: IoThreads = 1
+    socket_buffer: SocketBuffer = 0
     loop: Loop = "auto"
 
 
@@ -196,12 +211,15 @@ class JoinSection(Section):
 class RunSection(Section):
     """`[run]`: what `zkv run` tells its workers. Times in seconds; None: the workers' default.
 
-    `grace_s` is how long workers may go on once one of them has failed.
+    `grace_s` is how long workers may go on once one of them has failed. `io_threads` and
+    `socket_buffer` are the workers'; their cluster has its own.
     """
 
     grace_s: Seconds = 2.0
     narrate_after_s: Seconds | None = None
     stall_timeout_s: Seconds | None = None
+    io_threads: IoThreads | None = None
+    socket_buffer: SocketBuffer | None = None
 
 
 class LogSection(Section):
@@ -267,7 +285,8 @@ def load(flags: Flags | None = None, file: Path | None = None) -> Settings:
     except ValidationError as error:
         places = _Places(flags or {}, path)
         found = [f"{places.of(e['loc'])}: {_words(e)}" for e in error.errors()] + strangers
-        raise ConfigError(_listed(found)) from None
+        # An option of several sections is one mistake.
+        raise ConfigError(_listed(list(dict.fromkeys(found)))) from None
     if strangers:
         raise ConfigError(_listed(strangers))
     return settings

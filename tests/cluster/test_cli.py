@@ -169,7 +169,7 @@ def test_help_has_the_commands_the_precedence_and_the_exit_codes():
     result = command("--help")
     assert result.returncode == 0
     text = " ".join(result.stdout.split())
-    for word in ("broker", "server", "up", "run", "status", "set", "export"):
+    for word in ("broker", "server", "up", "run", "status", "set", "export", "bench"):
         assert f" {word} " in text
     assert "flags win over ZKV_SECTION__KEY variables" in text
     assert "2 wrong use or configuration" in text

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from zkv.errors import ConfigError
 from zkv_cli.cluster import command_line
 from zkv_cli.export import key_of, name_of
-from zkv_cli.launch import Job, environment, for_job, patience
+from zkv_cli.launch import Job, environment, for_job, patience, told
 from zkv_cli.logs import JsonFormatter
 from zkv_cli.main import _broker_asked
+from zkv_cli.roles import broker_config, server_config
 from zkv_cli.settings import live_changes, load, seconds, size
 from zkv_cli.tables import table
 from zkv_workers.model import session_config
@@ -265,6 +266,32 @@ def test_workers_are_told_how_patient_to_be():
     assert variables == {"ZKV_NARRATE_AFTER_S": "0.5", "ZKV_WAIT_TIMEOUT_S": "90"}
     with pytest.raises(ConfigError, match=r"--stall-timeout: 0.0 s: a time must be above 0"):
         load({("run", "stall_timeout_s"): 0})
+
+
+def test_data_sockets_are_settings_of_every_process():
+    """An option of `zkv run` is for its cluster and its workers."""
+    assert told(load().run) == {}
+    sections = ("broker", "server", "run")
+    flags = {(section, "io_threads"): 2 for section in sections}
+    flags |= {(section, "socket_buffer"): "96KiB" for section in sections}
+    settings = load(flags)
+    for role in ("broker", "server"):
+        line = command_line(role, getattr(settings, role), {})
+        assert {"--io-threads=2", "--socket-buffer=98304"} < set(line)
+    assert told(settings.run) == {"ZKV_IO_THREADS": "2", "ZKV_SOCKET_BYTES": "98304"}
+    assert told(load({("run", "stall_timeout_s"): 9}).run) == {"ZKV_WAIT_TIMEOUT_S": "9"}
+    assert broker_config(settings.broker).socket_bytes == 98304
+    assert server_config(settings.server, "tcp://127.0.0.1:1").socket_bytes == 98304
+    assert broker_config(settings.broker).io_threads == 2
+    assert server_config(settings.server, "tcp://127.0.0.1:1").io_threads == 2
+
+
+def test_an_option_of_several_sections_is_one_mistake():
+    flags = {(section, "io_threads"): 0 for section in ("broker", "server", "run")}
+    with pytest.raises(ConfigError, match=r"^--io-threads: .*greater than or equal to 1"):
+        load(flags)
+    with pytest.raises(ConfigError, match=r"^--socket-buffer: socket buffers of 2147483648 bytes"):
+        load({("server", "socket_buffer"): "2GiB"})
 
 
 def test_a_worker_reads_its_patience_from_the_environment(monkeypatch):

@@ -15,6 +15,7 @@ from zkv.pool import Shard
 from zkv.tables import Table
 from zkv.time_split import Part
 from zkv_net import tracing
+from zkv_net.spares import Spares
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
 from zkv_workers.aio_batch import AsyncBatch as AsyncBatch
@@ -25,7 +26,7 @@ from zkv_workers.faces import Key, Ledger, Model
 from zkv_workers.fragments import Fragments
 from zkv_workers.local import AsyncLocal
 from zkv_workers.model import ConnectOptions, session_config
-from zkv_workers.outgoing import Outlet
+from zkv_workers.outgoing import VALUES_BYTES_MAX, Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
@@ -44,6 +45,7 @@ class AsyncWorker(AsyncTables):
         self._encoder = Encoder()
         self._pipeline = Pipeline(bytes_max=config.window_bytes, patience_s=config.wait_timeout_s)
         self._running = Running()
+        self._values = Spares(VALUES_BYTES_MAX)
         self._member: s.Membership | None = None
         self._made: Driver | None = None
         self._closed = False
@@ -66,6 +68,7 @@ class AsyncWorker(AsyncTables):
             lambda *events: driver.beside(driver.feed, *events),
             self._ledger.meter,
             self._ledger.spans,
+            self._values,
         )
 
     async def connect(self) -> AsyncWorker:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from zkv.errors import ConfigError
-from zkv.wire import SHARED_BYTES
+from zkv.wire import IO_THREADS_MAX, SHARED_BYTES, SOCKET_BYTES_MAX
 
 ROUTES = ("direct", "broker")
 """How data travels: from worker to server, or through the broker's data port."""
@@ -40,6 +40,10 @@ class SessionConfig:
     window_bytes: int = 64 * 1024 * 1024
     shared_bytes: int = SHARED_BYTES
     """Memory for payloads to servers of the same machine; 0: they go through sockets too."""
+    io_threads: int = 1
+    """ZeroMQ's threads that move bytes to and from the kernel."""
+    socket_bytes: int = 0
+    """Buffers of data connections, each way; 0: as the system likes."""
     prefetch: int = 0
     """1: a batch computes on the values that were granted to the one before it."""
     measures: bool = False
@@ -66,6 +70,13 @@ class SessionConfig:
             number = getattr(self, setting)
             if type(number) is not int or number < least:
                 raise ConfigError(f"{setting}={number!r} is no int of at least {max(0, least)}")
+        for setting, least, most in (
+            ("io_threads", 1, IO_THREADS_MAX),
+            ("socket_bytes", 0, SOCKET_BYTES_MAX),
+        ):
+            number = getattr(self, setting)
+            if type(number) is not int or not least <= number <= most:
+                raise ConfigError(f"{setting}={number!r} is no int from {least} to {most}")
         for setting in _SECONDS:
             seconds = getattr(self, setting)
             if not isinstance(seconds, int | float) or not 0 < seconds < inf:

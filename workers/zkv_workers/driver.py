@@ -78,7 +78,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._tokens = itertools.count(1)
         self._futures: dict[int, asyncio.Future[Any]] = {}
-        self._context: zmq.Context[Any] = zmq.Context(1)
+        self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
         self._data: dict[int, FdSocket] = {}
         why = "" if route == "direct" else "they go through the broker"
         self.nearby = Nearby(self._post, now, config.shared_bytes, why)
@@ -255,7 +255,8 @@ class Driver:
                 self.session.fail(ConfigError(text))
 
     def _dial(self, address: str) -> FdSocket:
-        socket = new_socket(self._context, zmq.DEALER, data=True)
+        size = self.session.config.socket_bytes
+        socket = new_socket(self._context, zmq.DEALER, data=True, buffer_bytes=size)
         connect(socket, address)
         return FdSocket(socket, self._from_server, turn_over=self.flush)
 

@@ -21,6 +21,7 @@ from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
 from zkv_workers.devices import to_host
 from zkv_workers.encoding import Encoder
+from zkv_workers.environment import number, prefetch
 from zkv_workers.packing import Packer
 from zkv_workers.unpacking import Unpacking, read_into, views
 
@@ -311,6 +312,11 @@ class ConnectOptions(TypedDict, total=False):
     shared_bytes: int
     """Memory through which payloads go to servers of the same machine and user, at most
     (default: 4 GiB); 0: through sockets."""
+    io_threads: int | None
+    """ZeroMQ's threads that move bytes to and from the kernel; default: ZKV_IO_THREADS, else 1."""
+    socket_bytes: int | None
+    """Buffers that data connections ask of the system, each way; 0: as the system likes. Default:
+    ZKV_SOCKET_BYTES, else 0."""
     prefetch: int | None
     """1: a batch begins as soon as it is granted, on the values that the one before it was granted;
     its own travel meanwhile, and serve the next one. So each gradient is older by one of this
@@ -341,8 +347,8 @@ def session_config(
             "no broker is named: call zkv.connect('tcp://host:5555'), set ZKV_BROKER, "
             "or start with `zkv run`"
         )
-    rank = -1 if observer else _number(options.get("rank"), ("ZKV_RANK", "RANK"), -1)
-    world = 0 if observer else _number(options.get("world"), ("ZKV_WORLD_SIZE", "WORLD_SIZE"), 0)
+    rank = -1 if observer else number(options.get("rank"), ("ZKV_RANK", "RANK"), -1)
+    world = 0 if observer else number(options.get("world"), ("ZKV_WORLD_SIZE", "WORLD_SIZE"), 0)
     host = socket.gethostname()[:200] or "?"
     unique = f"{host}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
     role = "observer" if observer else "worker"
@@ -356,39 +362,19 @@ def session_config(
         observer=observer,
         host=host,
         pid=os.getpid(),
-        connect_timeout_s=_number(options.get("connect_timeout_s"), ("ZKV_CONNECT_TIMEOUT_S",), 60),
-        wait_timeout_s=_number(options.get("wait_timeout_s"), ("ZKV_WAIT_TIMEOUT_S",), 600),
-        narrate_after_s=_number(options.get("narrate_after_s"), ("ZKV_NARRATE_AFTER_S",), 2.0),
+        connect_timeout_s=number(options.get("connect_timeout_s"), ("ZKV_CONNECT_TIMEOUT_S",), 60),
+        wait_timeout_s=number(options.get("wait_timeout_s"), ("ZKV_WAIT_TIMEOUT_S",), 600),
+        narrate_after_s=number(options.get("narrate_after_s"), ("ZKV_NARRATE_AFTER_S",), 2.0),
         beat_s=tracing.beat_s(trace),
         report=os.environ.get("ZKV_REPORT", ""),
         trace=trace,
         priority=not os.environ.get("ZKV_FIFO"),
-        prefetch=_prefetch(options.get("prefetch")),
+        prefetch=prefetch(options.get("prefetch")),
+        io_threads=number(options.get("io_threads"), ("ZKV_IO_THREADS",), 1),
+        socket_bytes=number(options.get("socket_bytes"), ("ZKV_SOCKET_BYTES",), 0),
     )
     tuned: Any = {name: value for name, value in options.items() if name in TUNING}
     route = options.get("route") or os.environ.get("ZKV_ROUTE") or "direct"
     if route not in ROUTES:
         raise ConfigError(f"route {route!r} (an argument, or ZKV_ROUTE) is none of {ROUTES}")
     return replace(config, **tuned), route
-
-
-def _prefetch(given: int | None) -> int:
-    found: int = _number(given, ("ZKV_PREFETCH",), 0)
-    if found not in (0, 1):
-        raise ConfigError(f"prefetch={found!r} (an argument, or ZKV_PREFETCH) is neither 0 nor 1")
-    return found
-
-
-def _number(given: float | None, variables: Sequence[str], default: float) -> Any:
-    if given is not None:
-        return given
-    for variable in variables:
-        text = os.environ.get(variable)
-        if text:
-            try:
-                return float(text) if variable.endswith("_S") else int(text)
-            except ValueError as error:
-                raise ConfigError(
-                    f"environment variable {variable}={text!r} is not a number"
-                ) from error
-    return default
