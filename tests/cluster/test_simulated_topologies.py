@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,19 @@ def test_with_faults_nothing_is_lost_torn_or_counted_twice() -> None:
     # Or nothing of what has to come apart was tried, or of what has not.
     assert updates > SEEDS
     assert apart > SEEDS
+
+
+def test_while_blocks_move_gradients_go_to_the_servers() -> None:
+    """Each goes where its own contribution goes, by an older placement than another's perhaps."""
+    updates = apart = moved = 0
+    for seed in range(40):
+        options = joined(seed, moves=1 + seed % 3, samples=0, cut=(), until_s=300.0)
+        sim = simulate(seed, replace(options, servers=max(2, options.servers)))
+        updates, apart = updates + figures(sim).updates, apart + figures(sim).came_apart
+        moved += sim.router.moves.moved
+    assert updates > 20
+    assert apart > 20
+    assert moved > 20
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
