@@ -45,7 +45,8 @@ MESSAGES_PER_PACKET_MAX = 512
 WEIGHT_MAX = 2.0**53
 """Samples in one contribution: all whole numbers up to here are exact, and none is an infinity."""
 
-UInt = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+INT_MAX = 2**63 - 1
+UInt = Annotated[int, Meta(ge=0, le=INT_MAX)]
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Weight = Annotated[float, Meta(ge=0, le=WEIGHT_MAX)]
 Text = Annotated[str, Meta(max_length=4096)]

@@ -13,7 +13,7 @@ from typing import Any
 from zkv import control as c
 from zkv.dtypes import DTYPES
 from zkv.layout import Layout, size_of
-from zkv.wire import KeySpec
+from zkv.wire import INT_MAX, KeySpec
 from zkv_brokers.widths import Widths, widths
 from zkv_codecs.auto import Auto
 from zkv_codecs.deltas import down_plan
@@ -109,8 +109,8 @@ class Coding:
             self._gone[kid] = c.Account(
                 kid,
                 one.codec,
-                one.before + (before.before if before else 0),
-                one.after + (before.after if before else 0),
+                _sum([one.before, before.before if before else 0]),
+                _sum([one.after, before.after if before else 0]),
                 one.encode_s + (before.encode_s if before else 0.0),
                 0.0,
                 one.why,
@@ -135,8 +135,8 @@ class Coding:
                     "key": layout.entries[kid].spec.key,
                     "codec": codec,
                     "codecs": sorted(set(texts)),
-                    "bytes_before": sum(one.before for one in parts),
-                    "bytes_after": sum(one.after for one in parts),
+                    "bytes_before": _sum(one.before for one in parts),
+                    "bytes_after": _sum(one.after for one in parts),
                     "encode_s": round(sum(one.encode_s for one in parts), 6),
                     "decode_s": round(_total(self._decoding, kid), 6),
                     "residual_norm": max(one.residual_norm for one in parts),
@@ -158,3 +158,8 @@ class Coding:
 
 def _total(by_server: Mapping[int, Mapping[int, float]], kid: int) -> float:
     return sum(one.get(kid, 0.0) for one in by_server.values())
+
+
+def _sum(counts: Iterable[int]) -> int:
+    """Return a sum that can still be told: what one worker says may be the largest there is."""
+    return min(sum(counts), INT_MAX)

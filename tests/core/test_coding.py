@@ -152,6 +152,18 @@ def test_a_row_is_the_sum_over_workers_and_servers() -> None:
     }
 
 
+def test_sums_of_what_workers_claim_can_be_told() -> None:
+    """Each may say the largest number that there is; it costs the figures, and no status."""
+    made, _ = coding("int8+ef")
+    there = layout(spec("w"))
+    for incarnation in (7, 8, 9):
+        made.told(incarnation, [account(0, before=2**63 - 1, after=2**63 - 1)])
+    made.left(7)
+    made.left(8)
+    (row,) = made.books(there)
+    assert (row["bytes_before"], row["bytes_after"]) == (2**63 - 1, 2**63 - 1)
+
+
 def test_what_a_worker_has_told_stays_when_it_leaves() -> None:
     made, _ = coding("int8+ef")
     there = layout(spec("w"))
