@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,11 +80,14 @@ def test_the_commands_work_in_the_order_of_the_readme(running, tmp_path):
     for command in commands:
         answer = answer_of(started(command), tmp_path, environment, PATIENCE_S)
         told[command[1]] = answer
-    assert told.keys() == {"run", "status", "set", "export"}
+    assert told.keys() == {"run", "status", "set", "export", "rebalance", "server"}
     assert told["run"].count("'committed': 320") == 3
     status = json.loads(told["status"])
     assert (status["version"], status["keys"]) == (320, 2)
     assert "lr" in told["set"]
+    assert "imbalance" in told["rebalance"]
+    # The load of server 0 before, and none after.
+    assert re.search(r"^0 .* -$", told["server"], re.MULTILINE)
     assert (tmp_path / "model.safetensors").stat().st_size > 0
 
 
