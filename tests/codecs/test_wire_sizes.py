@@ -211,18 +211,18 @@ def string(text: str) -> int:
 @pytest.mark.parametrize("text", ["none", *DENSE, *SPARSE, *BY_THE_DATA, "topk_sampled:0.01"])
 @pytest.mark.parametrize("n", [0, 1000, 100_000])
 def test_the_header_is_msgpack_and_stands_beside_the_payload(text: str, n: int) -> None:
-    """[version, [tag, [incarnation, group, batch], grant, block, codec, log index, form, weight]],
-    where the form is [count, coding, bytes of positions, seed]; each array begins with one byte;
-    a weight takes nine, or one if it is not named."""
+    """[version, [tag, [incarnation, group, batch], grant, block, codec, log index, form, weight,
+    placement, of]], where the form is [count, coding, bytes of positions, seed]; each array begins
+    with one byte; a weight takes nine, or one if it is not named, and so does what is no sum."""
     encoded, form, _ = sent(text, normal(n))
     name, grant, bid, index = ContributionId(3, 0, 70_000), 200, 40, 300
     push = d.Push(name, grant, bid, encoded.chain.text, index, form)
-    numbers = (1, 2, 3, 0, 70_000, grant, bid, index, form.count, form.coded, form.seed)
+    numbers = (1, 2, 3, 0, 70_000, grant, bid, index, form.count, form.coded, form.seed, 0)
     texts = (encoded.chain.text, form.coding)
     arrays = 4
     rest = arrays + sum(map(integer, numbers)) + sum(map(string, texts))
-    assert len(d.encode_data(push)) == rest + 1
-    assert len(d.encode_data(structs.replace(push, weight=32.0))) == rest + 9 < 100
+    assert len(d.encode_data(push)) == rest + 1 + 1
+    assert len(d.encode_data(structs.replace(push, weight=32.0))) == rest + 9 + 1 < 100
 
 
 def test_one_percent_with_halves_is_under_eight_thousandths_of_what_is_dense() -> None:
