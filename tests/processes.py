@@ -27,6 +27,16 @@ import pytest
 PATIENCE_S = 30.0
 
 
+def alive(pid: int) -> bool:
+    """Whether a process is there and has not ended: one that nobody has reaped yet has."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat")
+        return not state.exists() or state.read_text().rpartition(") ")[2][0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
 class Launched:
     """A process with a session of its own, whose lines can be awaited."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import alive
 
 bench_net: Any = pytest.importorskip("bench_net", reason="scripts are not installed")
 import bench_language  # noqa: E402
@@ -238,7 +239,7 @@ def test_a_signal_leaves_neither_processes_nor_namespaces(number: signal.Signals
         assert sum(own_network(pid) for pid in below if is_holder(pid)) == 5
         process.send_signal(number)
         process.wait(timeout=30)
-        left = [pid for pid in below if Path(f"/proc/{pid}").exists()]
+        left = [pid for pid in below if alive(pid)]
     finally:
         process.kill()
         process.wait()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import alive
 
 bench_peers: Any = pytest.importorskip("bench_peers", reason="scripts are not installed")
 import bench_runs  # noqa: E402
@@ -333,7 +334,7 @@ def test_a_signal_ends_a_run_whole(tmp_path: Path, number: signal.Signals) -> No
             below = task.descendants(process.pid)
         process.send_signal(number)
         process.communicate(timeout=30)
-        left = [pid for pid in below if Path(f"/proc/{pid}").exists()]
+        left = [pid for pid in below if alive(pid)]
     finally:
         process.kill()
         process.wait()

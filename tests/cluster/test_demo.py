@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import alive
 
 pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
 pytest.importorskip("matplotlib", reason="the demo needs matplotlib")
@@ -68,16 +69,6 @@ class Demo:
     def left(self) -> list[str]:
         """The names of the processes that are still there."""
         return [name for name, pid in self.pids.items() if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there and has not ended: one that nobody has reaped yet has."""
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat")
-        return not state.exists() or state.read_text().rpartition(") ")[2][0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 @contextmanager
