@@ -27,6 +27,16 @@ import pytest
 PATIENCE_S = 30.0
 
 
+INTERRUPTIBLE = (
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+    "os.execv(sys.argv[1], sys.argv[1:])",
+)
+"""Before a program's own command, Python's first: a background job of a shell ignores SIGINT, and
+hands that on. (A function between fork and exec would do, but JAX warns of it.)"""
+
+
 def alive(pid: int) -> bool:
     """Whether a process is there and has not ended: one that nobody has reaped yet has."""
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import alive
+from processes import INTERRUPTIBLE, alive
 
 bench_net: Any = pytest.importorskip("bench_net", reason="scripts are not installed")
 import bench_language  # noqa: E402
@@ -224,11 +224,19 @@ def test_a_signal_leaves_neither_processes_nor_namespaces(number: signal.Signals
     program = Path(bench_net.__file__)
     words = ["--what", "links", "--peers", "sockets", "--mbit", "50", "--sets", "one50"]
     process = subprocess.Popen(
-        [sys.executable, str(program), *words, "--workers", "2", "--rounds", "1000"],
+        [
+            *INTERRUPTIBLE,
+            sys.executable,
+            str(program),
+            *words,
+            "--workers",
+            "2",
+            "--rounds",
+            "1000",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=dict(os.environ),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     below: list[int] = []
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import alive
+from processes import INTERRUPTIBLE, alive
 
 bench_peers: Any = pytest.importorskip("bench_peers", reason="scripts are not installed")
 import bench_runs  # noqa: E402
@@ -317,13 +317,11 @@ def test_a_signal_ends_a_run_whole(tmp_path: Path, number: signal.Signals) -> No
     program = Path(bench_peers.__file__)
     words = ["--peers", "sockets", "--sets", "one50", "--workers", "2", "--rounds", "100000"]
     process = subprocess.Popen(
-        [sys.executable, str(program), *words],
+        [*INTERRUPTIBLE, sys.executable, str(program), *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "ZKV_BENCH_CACHE": str(tmp_path)},
-        # A background job of a shell ignores it, and would hand that on.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     below: list[int] = []
     try:

@@ -277,7 +277,8 @@ def test_workers_of_two_machines_add_up_among_themselves(network: Network, name:
         assert "memory" in figures[1]["transport"]
     else:
         assert all(one["bytes_to_workers"] for one in figures)
-        assert "another machine" in figures[0]["transport"]
+        # Why is known once it has been asked, which three updates need not wait for.
+        assert figures[0]["transport"].startswith("tcp: ")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", HEAD])
