@@ -267,7 +267,8 @@ def test_local_server_that_crashes_is_named_to_the_workers():
         with pytest.raises(zkv.errors.ServerLost, match=r"server 1 .*is lost") as caught:
             train_for_ever(worker)
         assert str(victim.pid) in str(caught.value)
-        assert "is lost" in cluster.logs()
+    # A worker may hear of it before the broker's line was read: all are when it has ended.
+    assert "is lost" in cluster.logs()
 
 
 DEAD = """
