@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from codec_texts import DOWN, REMEMBERING
 from simcluster import Options
 
@@ -59,3 +61,14 @@ def drawn(seed: int, **fixed: Any) -> Options:
     if rng.random() < 0.3 and "dc" not in made.staleness and not made.on_demand:
         made = replace(made, prefetch=1)
     return made
+
+
+def assert_caught(mutant: Callable[..., object], seeds: int, run: Callable[[int], object]) -> None:
+    """Check that some drawn run of a broken variant fails, by what is compared there or by what a
+    machine finds impossible."""
+    for seed in range(seeds):
+        try:
+            run(seed)
+        except (AssertionError, ValueError, KeyError):
+            return
+    pytest.fail(f"{mutant.__name__} was not caught in {seeds} runs")

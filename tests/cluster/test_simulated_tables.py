@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_runs import assert_caught
 from simtables import DIM, SIZE_BYTES, Rows, TableSim, simulate_tables, with_tables
 
 from zkv import control as c
@@ -294,12 +295,11 @@ def test_a_broken_variant_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    for seed in range(MUTANT_SEEDS):
+
+    def run(seed: int) -> None:
         # Without losses nothing takes a minute, and what waits for ever is soon found.
         quick = {**SMOOTH, "until_s": 60.0} if seed % 2 else {}
         quick |= STREAMED if seed % 4 == 3 else {}
-        try:
-            simulate_tables(seed, with_tables(seed, **quick))
-        except (AssertionError, ValueError, KeyError):
-            return
-    pytest.fail(f"{mutant.__name__} was not caught in {MUTANT_SEEDS} runs")
+        simulate_tables(seed, with_tables(seed, **quick))
+
+    assert_caught(mutant, MUTANT_SEEDS, run)

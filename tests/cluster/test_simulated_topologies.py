@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from drawn_runs import drawn
+from drawn_runs import assert_caught, drawn
 from msgspec import structs
 from simcluster import Options, Sim, simulate
 
@@ -360,9 +360,8 @@ def test_a_broken_variant_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    for seed in range(MUTANT_SEEDS):
-        try:
-            simulate(seed, joined(seed, until_s=100.0, window_bytes=1 << 20))
-        except (AssertionError, ValueError, KeyError):
-            return
-    pytest.fail(f"{mutant.__name__} was not caught in {MUTANT_SEEDS} runs")
+
+    def run(seed: int) -> None:
+        simulate(seed, joined(seed, until_s=100.0, window_bytes=1 << 20))
+
+    assert_caught(mutant, MUTANT_SEEDS, run)

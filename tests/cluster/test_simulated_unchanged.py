@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from drawn_runs import drawn
+from drawn_runs import assert_caught, drawn
 from simcluster import Options, Sim, simulate
 
 from zkv import control as c
@@ -229,10 +229,9 @@ def test_a_broken_variant_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    for seed in range(MUTANT_SEEDS):
-        try:
-            simulate(seed, waiting(seed, until_s=200.0))
-            simulate(seed, skipping(seed, until_s=200.0))
-        except (AssertionError, ValueError, KeyError):
-            return
-    pytest.fail(f"{mutant.__name__} was not caught in {MUTANT_SEEDS} runs")
+
+    def run(seed: int) -> None:
+        simulate(seed, waiting(seed, until_s=200.0))
+        simulate(seed, skipping(seed, until_s=200.0))
+
+    assert_caught(mutant, MUTANT_SEEDS, run)
