@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from drawn_runs import POLICIES, drawn
+from drawn_runs import POLICIES, assert_caught, drawn
 from simcluster import Options, Sim, simulate
 
 from zkv import control as c
@@ -237,9 +237,4 @@ def test_a_move_without_this_rule_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    for seed in range(MUTANT_SEEDS):
-        try:
-            simulate(seed, moving(seed, until_s=120.0))
-        except Exception:
-            return
-    pytest.fail(str(mutant.__doc__))
+    assert_caught(mutant, MUTANT_SEEDS, lambda at: simulate(at, moving(at, until_s=120.0)))
