@@ -82,7 +82,8 @@ class Requests:
         for token, request in list(self._open.items()):
             if request.deadline is not None and now >= request.deadline:
                 del self._open[token]
-                limit = f"{now - request.since:.1f} s"
+                # The limit, not how long it took until a busy thread looked.
+                limit = f"{request.deadline - request.since:.1f} s"
                 text = f"{request.what} did not come within {limit}: {self._why(joined, heard)}"
                 kind = WaitTimeout if joined else ClusterNotReady
                 out.append(Fail(token, kind(text)))
