@@ -44,7 +44,8 @@ class Curve(Safety):
 
     def __init__(self, context: zmq.Context[Any], own: Own, broker: str) -> None:
         super().__init__()
-        self.own, self.key, self.broker = own, own.public, broker
+        self.own = own
+        self.key, self.broker = own.public, broker
         self._context = context
         self._gate: Gate | None = None
         self._roles: Mapping[str, frozenset[str]] = {broker: ALL}
@@ -55,6 +56,7 @@ class Curve(Safety):
         self._refused, self._dropped = Sparing(), Sparing()
 
     def listen(self, socket: zmq.Socket[bytes]) -> None:
+        """Ask who connects for a key, from the bind on."""
         if self._gate is None:
             self._gate = Gate(self._context, self._admits)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -64,11 +66,13 @@ class Curve(Safety):
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def dial(self, socket: zmq.Socket[bytes], address: str) -> None:
+        """Expect the key that answers at this address, and show the own one."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, printable(self._places.get(address, self.broker)))
         socket.setsockopt(zmq.CURVE_PUBLICKEY, printable(self.own.public))
         socket.setsockopt(zmq.CURVE_SECRETKEY, printable(self.own.secret))
 
     def place(self, address: str, key: str) -> None:
+        """Note which key answers at an address."""
         self._places[address] = key
 
     # --- who may ---------------------------------------------------------------------------
@@ -78,13 +82,23 @@ class Curve(Safety):
         self._roles = {**roles, self.broker: ALL}
 
     def learn(self, ring: Keyring) -> None:
+        """Take the broker's word on whose keys are whose, and who is let in."""
         self._members.update(ring.members)
         self._places.update(ring.places)
         if ring.holders is not None:
             self.let_in({key: unmask(bits) for key, bits in ring.holders})
             self.cut()
 
+    def roles(self, key: str) -> frozenset[str]:
+        """Return what a key may be; nothing if it is not let in."""
+        return self._roles.get(key, frozenset())
+
+    def knows(self, incarnation: int) -> bool:
+        """Return whether the broker has said whose an incarnation is."""
+        return incarnation in self._members
+
     def is_of(self, incarnation: int, key: str) -> bool:
+        """Return whether an incarnation belongs to a key."""
         return self._members.get(incarnation) == key
 
     def _admits(self, key: str, address: str) -> str:
@@ -101,6 +115,7 @@ class Curve(Safety):
         return "this key is not let in here"
 
     def vet(self, roles: Iterable[str], where: str) -> Vet | None:
+        """Return what drops all that does not come with a key of these roles."""
         wanted = frozenset({*roles, "broker"})
 
         def vets(frames: Sequence[zmq.Frame]) -> bool:
@@ -122,6 +137,7 @@ class Curve(Safety):
         return vets
 
     def sender(self, frame: zmq.Frame) -> str:
+        """Return the key that a frame has come with."""
         try:
             return str(frame.get("User-Id"))
         except zmq.ZMQError:
@@ -160,6 +176,7 @@ class Curve(Safety):
     # --- words -----------------------------------------------------------------------------
 
     def why_refused(self, address: str, event: int) -> str:
+        """Return what is probably wrong, and the command that mends it."""
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return (
                 f"{address} does not let this process's key in (not added yet, or revoked); on the "
@@ -179,5 +196,6 @@ class Curve(Safety):
         )
 
     def close(self) -> None:
+        """End the gate."""
         if self._gate is not None:
             self._gate.close()

@@ -7,9 +7,9 @@ though the key may be let in a minute later.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -29,6 +29,8 @@ FINAL = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 """After these libzmq does not dial again."""
 LINKS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 AGAIN_S, AGAIN_MAX_S = 0.1, 2.0
+UNEXPLAINED = 3
+"""After so many failures without a reason, one behind the other, something is said."""
 
 
 class Dialled(FdSocket):
@@ -52,18 +54,18 @@ class Dialled(FdSocket):
         self._address, self._safety = address, safety
         self._link_changed, self._troubled = link_changed, troubled
         self._words = Sparing()
-        self._pause_s = AGAIN_S
-        self._again: Any = None
+        self._pause_s, self._unexplained = AGAIN_S, 0
+        self._again: asyncio.TimerHandle | None = None
         safety.dial(socket, address)
-        connect(socket, address, watched=self._watched(socket))
+        monitor = socket.get_monitor_socket(FAILED | LINKS)
+        try:
+            self._known_as = connect(socket, address)
+        except BaseException:
+            socket.disable_monitor()
+            monitor.close(linger=0)
+            raise
         super().__init__(socket, receive, turn_over=turn_over)
-
-    def _watched(self, socket: zmq.Socket[bytes]) -> Callable[[], None]:
-        def watch() -> None:
-            monitor = socket.get_monitor_socket(FAILED | LINKS)
-            self._monitor = FdSocket(monitor, self._event)
-
-        return watch
+        self._monitor = FdSocket(monitor, self._event)
 
     def _event(self, frames: list[zmq.Frame]) -> None:
         if self._closed:
@@ -71,10 +73,15 @@ class Dialled(FdSocket):
         event = int(parse_monitor_message([frame.bytes for frame in frames])["event"])
         if event & LINKS:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._pause_s = AGAIN_S
+                self._pause_s, self._unexplained = AGAIN_S, 0
                 self._troubled("")
             self._link_changed(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
             return
+        if not event & FINAL:
+            # A process that ends in that moment gives the same event, once.
+            self._unexplained += 1
+            if self._unexplained < UNEXPLAINED:
+                return
         text = self._safety.why_refused(self._address, event)
         if self._words.may(event):
             log.warning("%s", text)
@@ -86,12 +93,14 @@ class Dialled(FdSocket):
     def _dial_again(self) -> None:
         self._again = None
         if not self._closed:
-            self.socket.disconnect(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
+            self.socket.disconnect(self._known_as)
+            # The key that answers there may be another one by now.
             self._safety.dial(self.socket, self._address)
             connect(self.socket, self._address)
             self.look()
 
     def close(self, linger_ms: int = 0) -> None:
+        """Stop watching and close; unsent messages are kept for at most `linger_ms`."""
         if self._closed:
             return
         if self._again is not None:

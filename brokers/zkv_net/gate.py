@@ -49,7 +49,7 @@ class Gate:
             self._socket.close(linger=0)
 
     def _answer(self, asked: list[bytes]) -> list[bytes]:
-        version, request = (asked + [b"", b""])[:2]
+        version, request = [*asked, b"", b""][:2]
         try:
             _, _, domain, address, _, mechanism, *credentials = asked
             if domain != DOMAIN or mechanism != b"CURVE" or len(credentials) != 1:

@@ -7,6 +7,7 @@ for each key that the broker lets in, named by the key's digits and nothing that
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -176,7 +177,9 @@ class KeyFolder:
             ConfigError: another key has this name, or there are too many.
         """
         held = {one.key: one for one in self.holders()}
-        same = next((o for o in held.values() if o.name == holder.name and o.key != holder.key), None)
+        same = next(
+            (o for o in held.values() if o.name == holder.name and o.key != holder.key), None
+        )
         if same is not None:
             raise ConfigError(
                 f"another key has the name {holder.name!r} ({same}); choose another name, or "
@@ -218,7 +221,11 @@ class KeyFolder:
         yield from sorted(found, key=lambda one: one.name)
 
     def scan(self) -> tuple[list[Holder], list[str]]:
-        """Return who is let in, and what is wrong with the files of others (who are not)."""
+        """Return who is let in, and what is wrong with the files of others (who are not).
+
+        Raises:
+            OSError: the folder or a file cannot be read at present.
+        """
         folder = self.path / AUTHORIZED
         try:
             _check_writers(folder)
@@ -237,7 +244,7 @@ class KeyFolder:
                 found.append(Holder(check_key(name), check_name(plain["name"]), roles))
             except FileNotFoundError:
                 continue
-            except (ConfigError, OSError, KeyError, TypeError, ValueError) as error:
+            except (ConfigError, KeyError, TypeError, ValueError) as error:
                 wrong.append(f"{folder / name[:80]}: not a key that is let in: {error}")
         if len(found) > KEYS_MAX:
             wrong.append(f"{folder}: {len(found)} keys; only the first {KEYS_MAX} are let in")
@@ -261,7 +268,12 @@ _MAKE = (
 
 
 def _read(path: Path, *, private: bool = False) -> str:
-    descriptor = os.open(path, os.O_RDONLY | _NO_LINK)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _NO_LINK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(f"{path} is a symbolic link, and those are not followed") from error
+        raise
     with os.fdopen(descriptor, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):

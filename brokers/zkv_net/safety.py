@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -55,6 +56,17 @@ class Safety:
     def sender(self, frame: zmq.Frame) -> str:
         """Return the key of who has sent a frame to a listening socket; "" without keys."""
         return ""
+
+    broker = ""
+    """The broker's public key."""
+
+    def roles(self, key: str) -> frozenset[str]:
+        """Return what a key may be; without keys nobody asks."""
+        return frozenset()
+
+    def knows(self, incarnation: int) -> bool:
+        """Return whether the broker has said whose a worker's incarnation is."""
+        return True
 
     def is_of(self, incarnation: int, key: str) -> bool:
         """Return whether a worker's incarnation belongs to that key."""
@@ -108,12 +120,18 @@ def said_insecure() -> bool:
 
 
 def choose(
-    context: zmq.Context[Any], *, binds: Sequence[str] = (), dials: Sequence[str] = (),
-    insecure: bool = False, is_broker: bool = False,
+    context: zmq.Context[Any],
+    *,
+    binds: Sequence[str] = (),
+    dials: Sequence[str] = (),
+    insecure: bool = False,
+    keys: str = "",
+    is_broker: bool = False,
 ) -> Safety:
     """Return how to keep the sockets of a process safe that binds and dials these addresses.
 
-    Keys are used where a folder of them is named, or an address is not of this machine alone.
+    Keys are used where a folder of them is named (`keys`, or ZKV_KEYS), or an address is not of
+    this machine alone.
 
     Raises:
         ConfigError: keys are needed and there are none, they are of no use, or this ZeroMQ has no
@@ -122,9 +140,10 @@ def choose(
     wide = [one for one in (*binds, *dials) if not is_loopback(split_address(one)[0])]
     if insecure:
         return Safety(one for one in binds if one in wide)
-    if not wide and named_folder() is None:
+    named = Path(keys) if keys else named_folder()
+    if not wide and named is None:
         return Safety()
-    folder = KeyFolder()
+    folder = KeyFolder(named)
     if not folder.exists and wide:
         what = "can be reached from" if wide[0] in binds else "is on"
         role = "broker" if is_broker else "server" if binds else "worker"

@@ -234,10 +234,8 @@ def bind(socket: zmq.Socket[bytes], address: str, *, insecure: bool) -> str:
     return join_address(host, split_address(text)[1])
 
 
-def connect(
-    socket: zmq.Socket[bytes], address: str, watched: Callable[[], None] | None = None
-) -> None:
-    """Connect; the peer need not be there yet. `watched` is called once the address is checked.
+def connect(socket: zmq.Socket[bytes], address: str) -> str:
+    """Connect, and return the address as ZeroMQ knows it; the peer need not be there yet.
 
     Raises:
         ConfigError: the address is not of the form `tcp://host:port`.
@@ -249,6 +247,6 @@ def connect(
         )
     if ":" in host:
         socket.setsockopt(zmq.IPV6, 1)
-    if watched is not None:
-        watched()
-    socket.connect(join_address(host, port))
+    known_as = join_address(host, port)
+    socket.connect(known_as)
+    return known_as

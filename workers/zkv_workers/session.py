@@ -115,7 +115,8 @@ class Session:
 
     def _take(self, event: s.Input) -> None:
         match event:
-            case s.Tick(transport):
+            case s.Tick(transport, trouble):
+                self.requests.trouble = trouble
                 self._tick(transport)
             case s.FromBroker(frame):
                 self._from_broker(frame)
@@ -278,6 +279,8 @@ class Session:
             case c.Follow(index=index):
                 self.made.index = max(self.made.index, index)
                 self._link.send(self.uploads.places.follow(message))
+            case c.Keyring():
+                self._out.append(s.Keyed(message))
             case c.Servers():
                 self._out += self._meeting.servers(message)
             case c.Granted():
