@@ -17,7 +17,8 @@ ROLES = ("worker", "server", "follower", "admin")
 changes settings and moves blocks (and reads)."""
 KEYS_MAX = 4096
 """Keys that one broker lets in at most."""
-KEY_DIGITS = 64
+KEY_BYTES = 32
+KEY_DIGITS = 2 * KEY_BYTES
 NAME_MAX = 64
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")

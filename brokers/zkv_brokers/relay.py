@@ -1,8 +1,8 @@
 """The data port of the broker: route `broker`, and an eye on the servers' connections.
 
 Frames pass as they are, nothing is decoded. A worker puts the server's index before the empty
-delimiter; the broker replaces it by the worker's route (and, where there are keys, by the worker's
-key, which the server could not see otherwise), and the server answers over the same route.
+delimiter; the broker replaces it by the worker's route (where there are keys, with the worker's in
+front of it, which the server could not see otherwise), and the server answers over the same route.
 
 The connection to each server is kept whatever the route is, as it tells at once when the process
 behind it is gone: a busy server is silent, but its connection stays.
@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from zkv.roles import KEY_BYTES
 from zkv_net.dialling import Dialled
 from zkv_net.listening import Listening
 from zkv_net.safety import Safety
@@ -71,16 +72,17 @@ class Relay:
         back = self._backs.get(int.from_bytes(frames[1].bytes, "big"))
         if back is not None:
             self.bytes_relayed += len(frames[-1])
-            back.send([frames[0], *self._proof(frames[-1]), *frames[2:]])
-
-    def _proof(self, frame: zmq.Frame) -> list[bytes]:
-        """Return what tells a server whose key a frame has come with."""
-        return [self._safety.sender(frame).encode()] if self._safety.encrypts else []
+            route: Any = frames[0]
+            if self._safety.encrypts:
+                route = bytes.fromhex(self._safety.sender(frames[-1])) + route.bytes
+            back.send([route, *frames[2:]])
 
     def _from_server(self, frames: list[zmq.Frame]) -> None:
         self.bytes_relayed += len(frames[-1])
-        # The server answers over the whole route, of which the key is no part here.
-        self._front.send([frames[0], *frames[2:]] if self._safety.encrypts else frames)
+        if self._safety.encrypts:
+            self._front.send([frames[0].bytes[KEY_BYTES:], *frames[1:]])
+        else:
+            self._front.send(frames)
 
     def close(self) -> None:
         """Close all sockets; a second call does nothing."""

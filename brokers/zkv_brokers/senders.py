@@ -10,13 +10,14 @@ import zmq
 
 from zkv.data_messages import Data, Done, Fetch, Greet, Part, Push
 from zkv.errors import ProtocolError
+from zkv.roles import KEY_BYTES
 from zkv_net.safety import Safety
 
 log = logging.getLogger("zkv.server")
 STRANGER_S = 60.0
 """How long the route of one who is no member yet is kept."""
-RELAYED = 3
-"""Route frames of what the broker passes on: its own, the worker's, and the worker's key."""
+RELAYED = 2
+"""Route frames of what the broker passes on: its own, and the worker's behind its key."""
 
 
 class Senders:
@@ -61,7 +62,7 @@ class Senders:
         """Return whose key a message has come with; the broker says it of what it passes on."""
         key = self.safety.sender(last)
         relayed = len(route) == RELAYED and key == self.safety.broker
-        return route[2].bytes.decode("ascii", "replace") if relayed else key
+        return route[1].bytes[:KEY_BYTES].hex() if relayed else key
 
     def is_known(self, message: Data, route: list[bytes]) -> bool:
         """Whether the message came over the route on which its worker has greeted."""
