@@ -74,6 +74,9 @@ class Relay:
             self.bytes_relayed += len(frames[-1])
             route: Any = frames[0]
             if self._safety.encrypts:
+                if len(frames[2]):
+                    log.warning("dropped a data message whose route is longer than it can be")
+                    return
                 route = bytes.fromhex(self._safety.sender(frames[-1])) + route.bytes
             back.send([route, *frames[2:]])
 

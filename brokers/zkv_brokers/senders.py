@@ -61,8 +61,11 @@ class Senders:
     def _key(self, route: Sequence[zmq.Frame], last: zmq.Frame) -> str:
         """Return whose key a message has come with; the broker says it of what it passes on."""
         key = self.safety.sender(last)
-        relayed = len(route) == RELAYED and key == self.safety.broker
-        return route[1].bytes[:KEY_BYTES].hex() if relayed else key
+        if len(route) == 1:
+            return key
+        if len(route) != RELAYED or key != self.safety.broker:
+            raise ProtocolError(f"a route of {len(route)} frames by the key {key[:8]}…")
+        return route[1].bytes[:KEY_BYTES].hex()
 
     def is_known(self, message: Data, route: list[bytes]) -> bool:
         """Whether the message came over the route on which its worker has greeted."""

@@ -50,9 +50,7 @@ async def safe(keys: Keys, servers: int = 1, **options: Any) -> AsyncIterator[Cl
     """A cluster with keys: the broker's, and one server key for all servers."""
     keys.make("node1", "server")
     own = options.pop("server_options", {}) | {"keys": keys.folder("node1")}
-    async with cluster(
-        servers, keys=keys.folder("head"), server_options=own, **options
-    ) as made:
+    async with cluster(servers, keys=keys.folder("head"), server_options=own, **options) as made:
         yield made
 
 
