@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Cluster, cluster, until
+from harness import Cluster, cluster
 
-from zkv.errors import ClusterNotReady, NotAuthorised
 from zkv.roles import Holder, check_roles
 from zkv_net.keys import KeyFolder, Own
 
