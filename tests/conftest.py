@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         paths = [str(path) for path in SOURCE_ROOTS]
         paths += [path for path in inherited.split(os.pathsep) if path and path not in paths]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    # Whoever tests may have keys of their own: tests have those that they make.
+    os.environ["XDG_CONFIG_HOME"] = str(ROOT / "tests" / "no-configuration")
     for package in ("torch", "jax"):
         required = os.environ.get(f"ZKV_REQUIRE_{package.upper()}")
         if required and importlib.util.find_spec(package) is None:

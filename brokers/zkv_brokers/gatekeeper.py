@@ -88,7 +88,9 @@ class Gatekeeper:
             if not self._may_stay(who):
                 self._put_out(who, out)
         for peer in router.hub.peers():
-            if peer not in router.members.by_peer and not self._is_known(peer):
+            # Who was put out is to hear so.
+            strange = peer not in router.members.by_peer and not router.hub.is_closing(peer)
+            if strange and not self._is_known(peer):
                 router.door.forget(peer)
                 router.fleet.forget(peer)
                 router.hub.forget(peer)

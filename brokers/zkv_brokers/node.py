@@ -192,6 +192,7 @@ class Node:
             self._fail(
                 BrokerLost(
                     f"nothing was heard of the broker at {self.config.broker} for {silent:.1f} s"
+                    + (f": {self.trouble}" if self.trouble else "")
                 )
             )
         return self._flush(now)

@@ -190,9 +190,10 @@ class Curve(Safety):
             )
         expected = self._places.get(address, self.broker)
         return (
-            f"{address} has another key than {expected[:8]}…, or was busy for too long; if that is "
-            "the broker, compare with `zkv keys list` on its machine, then here: zkv keys new "
-            f"{','.join(self.own.roles)} --broker-key KEY (the own key stays)"
+            f"{address} has another key than {expected[:8]}…, or answers without encryption (was "
+            "it started with --insecure?); if that is the broker, compare with `zkv keys list` on "
+            f"its machine, then here: zkv keys new {','.join(self.own.roles)} --broker-key KEY "
+            "(the own key stays)"
         )
 
     def close(self) -> None:

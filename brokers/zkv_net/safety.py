@@ -81,12 +81,11 @@ class Safety:
     def why_refused(self, address: str, event: int) -> str:
         """Return what is probably wrong when a handshake has failed at an address, and what mends
         it; `event` is the socket monitor's."""
-        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            return (
-                f"{address} asks for keys, and this process has none in use: name the keys folder "
-                "with --keys or ZKV_KEYS (zkv keys new makes one)"
-            )
-        return f"the handshake with {address} has failed: is it a zkv process of the same version?"
+        # Which event it is depends on who hangs up first.
+        return (
+            f"{address} asks for keys, and this process has none in use (or it is no zkv process): "
+            "name the keys folder with --keys or ZKV_KEYS (zkv keys new makes one)"
+        )
 
     def tick(self) -> None:
         """Time has passed: remind of what is open."""

@@ -118,8 +118,7 @@ class _Asking:
         why = self.safety.why_refused(self.address, event)
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise NotAuthorised(why)
-        asked = event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self.safety.encrypts
-        raise (KeysAsked if asked else ClusterNotReady)(why)
+        raise (ClusterNotReady if self.safety.encrypts else KeysAsked)(why)
 
 
 def ask_status(address: str, timeout_s: float) -> dict[str, Any]:

@@ -390,6 +390,7 @@ class Session:
         silent_s = 0.0 if heard is None else self.now - heard
         if joined and silent_s > self.config.broker_lost_s:
             text = f"nothing was heard of the broker at {self.config.broker} for {silent_s:.1f} s"
+            text += f": {self.requests.trouble}" if self.requests.trouble else ""
             self.fail(errors.BrokerLost(text))
             return
         self._probe.tick(self.now)
