@@ -129,6 +129,8 @@ class Server:
         control = new_socket(self._context, zmq.DEALER, data=False)
         try:
             net.resolvable(config.broker)
+            # What is wrong with an address is said before keys are looked for.
+            net.advertised(config.bind, config.broker, config.advertise)
             self._safety = choose(
                 *(self._context,),
                 binds=[config.bind],

@@ -144,10 +144,10 @@ def choose(
         return Safety()
     folder = KeyFolder(named)
     if not folder.exists and wide:
-        what = "can be reached from" if wide[0] in binds else "is on"
+        what = "can be reached from other machines" if wide[0] in binds else "is on another machine"
         role = "broker" if is_broker else "server" if binds else "worker"
         raise ConfigError(
-            f"{wide[0]} {what} other machines, and without keys traffic is neither encrypted nor "
+            f"{wide[0]} {what}, and without keys traffic is neither encrypted nor "
             f"authenticated; there are none in {folder.path}: make them with `zkv keys new {role}` "
             f"(docs/security.md), {'bind to 127.0.0.1, ' if binds else ''}or say --insecure "
             f"({INSECURE}=1 for a worker) if everybody in that network is trusted"

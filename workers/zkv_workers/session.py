@@ -279,10 +279,8 @@ class Session:
             case c.Follow(index=index):
                 self.made.index = max(self.made.index, index)
                 self._link.send(self.uploads.places.follow(message))
-            case c.Keyring():
-                self._out.append(s.Keyed(message))
-            case c.Servers():
-                self._out += self._meeting.servers(message)
+            case c.Servers() | c.Keyring():
+                self._out += self._meeting.hear(message)
             case c.Granted():
                 self.together.granted(message)
                 self.incoming.granted(message, self.now)
