@@ -59,12 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every async test runs on asyncio's own loop and, where it is installed, on uvloop."""
-    del config, item
+    """Every async test runs on asyncio's own loop and, where it is installed, on uvloop, unless it
+    is marked `one_loop`."""
+    del config
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
         "asyncio": asyncio.new_event_loop
     }
-    if importlib.util.find_spec("uvloop") is not None:
+    if item.get_closest_marker("one_loop") is None and importlib.util.find_spec("uvloop"):
         import uvloop
 
         factories["uvloop"] = uvloop.new_event_loop

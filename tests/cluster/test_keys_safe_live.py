@@ -62,6 +62,7 @@ async def ask_in_thread(address: str, folder: str) -> Any:
     return await asyncio.to_thread(ask, address, c.Status(1), 5.0, keys=folder)
 
 
+@pytest.mark.one_loop
 async def test_a_machine_with_the_brokers_own_keys_may_be_everything(tmp_path):
     keys = Keys(tmp_path)
     own = {"keys": keys.folder("head")}
@@ -72,6 +73,7 @@ async def test_a_machine_with_the_brokers_own_keys_may_be_everything(tmp_path):
         assert await batches(worker) == -3.0
 
 
+@pytest.mark.one_loop
 async def test_a_key_that_is_added_later_gets_in_without_a_restart(tmp_path, caplog):
     keys = Keys(tmp_path)
     own = keys.make("late", "worker", add=False)
@@ -89,6 +91,7 @@ async def test_a_key_that_is_added_later_gets_in_without_a_restart(tmp_path, cap
         await worker.__aexit__(None, None, None)
 
 
+@pytest.mark.one_loop
 async def test_a_key_that_never_gets_in_is_named_with_its_remedy(tmp_path):
     keys = Keys(tmp_path)
     own = keys.make("stranger", "worker", add=False)
@@ -132,6 +135,7 @@ def live_of(safety: Curve, key: str) -> list[Any]:
     return [one for one in safety._live.values() if one.key == key]
 
 
+@pytest.mark.one_loop
 async def test_a_revoked_server_ends_the_run_with_its_name(tmp_path):
     keys = Keys(tmp_path)
     keys.make("node2", "worker")
@@ -154,6 +158,7 @@ async def one_more_server(address: str, folder: str) -> Any:
         server.close()
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("roles", ["worker", "follower", "admin", "worker,follower,admin"])
 async def test_only_a_servers_key_can_be_a_server(tmp_path, roles):
     keys = Keys(tmp_path)
@@ -163,6 +168,7 @@ async def test_only_a_servers_key_can_be_a_server(tmp_path, roles):
             await server.serve()
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("roles", ["server", "follower", "admin"])
 async def test_only_a_workers_key_can_be_a_worker(tmp_path, roles):
     keys = Keys(tmp_path)
@@ -172,6 +178,7 @@ async def test_only_a_workers_key_can_be_a_worker(tmp_path, roles):
             await made.worker(0, keys=keys.folder("other")).connect()
 
 
+@pytest.mark.one_loop
 async def test_a_follower_reads_and_does_nothing_else(tmp_path):
     keys = Keys(tmp_path)
     keys.make("node2", "worker")
@@ -192,6 +199,7 @@ async def test_a_follower_reads_and_does_nothing_else(tmp_path):
                 await act()
 
 
+@pytest.mark.one_loop
 async def test_settings_are_changed_and_blocks_moved_by_admins(tmp_path):
     keys = Keys(tmp_path)
     for name in ("worker", "follower", "admin"):
@@ -207,6 +215,7 @@ async def test_settings_are_changed_and_blocks_moved_by_admins(tmp_path):
         assert await asyncio.to_thread(ask, made.address, change, 5.0, keys=folder)
 
 
+@pytest.mark.one_loop
 async def test_a_name_belongs_to_its_key(tmp_path):
     keys = Keys(tmp_path)
     for name in ("node2", "node3"):
@@ -226,6 +235,7 @@ async def test_a_name_belongs_to_its_key(tmp_path):
             assert own.rank == 1
 
 
+@pytest.mark.one_loop
 async def test_who_expects_another_broker_is_told_how_to_compare(tmp_path, caplog):
     keys = Keys(tmp_path)
     keys.make("node2", "worker")
@@ -237,6 +247,7 @@ async def test_who_expects_another_broker_is_told_how_to_compare(tmp_path, caplo
         assert "a handshake has failed, probably of a process on 127.0.0.1" in caplog.text
 
 
+@pytest.mark.one_loop
 async def test_without_keys_nobody_gets_in_where_they_are_asked_for(tmp_path, caplog):
     keys = Keys(tmp_path)
     async with safe(keys) as made:
@@ -248,6 +259,7 @@ async def test_without_keys_nobody_gets_in_where_they_are_asked_for(tmp_path, ca
             await asyncio.to_thread(ask_status, made.address, 5.0)
 
 
+@pytest.mark.one_loop
 async def test_a_command_finds_the_default_keys_where_a_broker_on_loopback_asks(
     tmp_path, monkeypatch
 ):
@@ -263,6 +275,7 @@ async def test_a_command_finds_the_default_keys_where_a_broker_on_loopback_asks(
     monkeypatch.delenv("ZKV_KEYS")
 
 
+@pytest.mark.one_loop
 async def test_with_keys_nobody_talks_to_a_broker_without(tmp_path):
     keys = Keys(tmp_path)
     keys.make("node2", "worker")
@@ -274,7 +287,8 @@ async def test_with_keys_nobody_talks_to_a_broker_without(tmp_path):
             await worker.connect()
 
 
-async def test_nobody_new_gets_in_while_the_gate_is_closed(tmp_path):
+@pytest.mark.one_loop
+async def test_nobody_new_gets_in_while_the_gate_is_closed(tmp_path, caplog):
     keys = Keys(tmp_path)
     keys.make("node2", "worker")
     async with safe(keys) as made, made.worker(0, keys=keys.folder("node2")) as worker:
@@ -282,6 +296,8 @@ async def test_nobody_new_gets_in_while_the_gate_is_closed(tmp_path):
         made.broker._safety._gate.close()
         with pytest.raises(ClusterNotReady):
             await made.worker(1, keys=keys.folder("node2"), connect_timeout_s=1.0).connect()
+        # The handshake is refused already; what came through it would be dropped, too.
+        assert "dropped what came" not in caplog.text
         # Who was in stays in.
         assert await batches(worker, 1) == -4.0
 
@@ -304,6 +320,7 @@ async def socket_of(folder: str, address: str, key: str) -> Any:
         context.destroy(linger=0)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("way", ["direct", "broker", "broker, with a longer route"])
 async def test_a_workers_key_cannot_push_for_another_worker(tmp_path, caplog, way):
     keys = Keys(tmp_path)
@@ -336,6 +353,7 @@ async def test_a_workers_key_cannot_push_for_another_worker(tmp_path, caplog, wa
         assert await batches(worker, 2) == -5.0
 
 
+@pytest.mark.one_loop
 async def test_a_packet_in_another_peers_name_is_dropped(tmp_path, caplog):
     keys = Keys(tmp_path)
     for name in ("node2", "node3"):
@@ -350,6 +368,7 @@ async def test_a_packet_in_another_peers_name_is_dropped(tmp_path, caplog):
         assert await batches(worker, 2) == -5.0
 
 
+@pytest.mark.one_loop
 async def test_a_servers_key_cannot_ask_for_another_role_at_a_data_port(tmp_path, caplog):
     keys = Keys(tmp_path)
     keys.make("node2", "worker")
@@ -364,6 +383,32 @@ async def test_a_servers_key_cannot_ask_for_another_role_at_a_data_port(tmp_path
                 socket.send_multipart([b"", encode_data(Fetch(0, 0, 0, 0, []))])
                 await until(lambda: "asks as a server, and is for none" in caplog.text)
         assert not server._couriers._askers
+
+
+@pytest.mark.one_loop
+async def test_a_worker_believes_no_other_key_than_its_companions(tmp_path, caplog):
+    keys = Keys(tmp_path)
+    for name in ("node2", "node3", "liar"):
+        keys.make(name, "worker")
+    async with (
+        safe(keys, topology="ring", workers=2) as made,
+        made.worker(0, world=2, keys=keys.folder("node2")) as first,
+        made.worker(1, world=2, keys=keys.folder("node3")) as second,
+    ):
+        assert await asyncio.gather(batches(first), batches(second)) == [-3.0, -3.0]
+        peers = first._driver.others
+        incarnation = second._driver.session.member.incarnation
+        before = dict(peers._routes)
+        assert incarnation in before
+        node2 = KeyFolder(tmp_path / "node2").own().public
+        for name, words in (("liar", "is not of the key"), ("node1", "is for server")):
+            caplog.clear()
+            async with socket_of(keys.folder(name), peers._address, node2) as socket:
+                socket.send_multipart([b"", encode_data(Greet(incarnation, 1))])
+                await until(lambda w=words: w in caplog.text)
+        # The real one greets again from time to time, over its own connection.
+        assert peers._routes == before
+        assert await asyncio.gather(batches(first, 2), batches(second, 2)) == [-5.0, -5.0]
 
 
 # --- starting ------------------------------------------------------------------------------------
@@ -381,6 +426,7 @@ def test_a_broker_needs_a_brokers_keys(tmp_path):
         asyncio.run(start())
 
 
+@pytest.mark.one_loop
 async def test_what_is_open_is_told_every_minute(monkeypatch, caplog):
     clock = [0.0]
     monkeypatch.setattr("zkv_net.safety.monotonic", lambda: clock[0])
