@@ -6,6 +6,7 @@ workers, which ask for keys themselves. It must not know sockets or files.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ from zkv_brokers.signals import ServersChanged
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
 
-NAMES_MAX = 65_536
-"""Names that are remembered with their keys while a broker lives."""
+NAMES_MAX = 1024
+"""Names that are remembered of one key; then the oldest that no member has is forgotten."""
 
 
 class Gatekeeper:
@@ -33,6 +34,8 @@ class Gatekeeper:
         self._holders: dict[str, Holder] = {}
         self._names: dict[str, str] = {}
         """Names of workers and servers, and the keys that have had them first."""
+        self._names_of: dict[str, deque[str]] = {}
+        """The same by key, the oldest first."""
 
     # --- who may -----------------------------------------------------------------------------
 
@@ -72,8 +75,16 @@ class Gatekeeper:
                 f"the name {name!r} belongs to the key {owner[:8]}…, and not to {holder}; choose "
                 "another name (--name, or ZKV_NAME)"
             )
-        if name not in self._names and len(self._names) >= NAMES_MAX:
-            raise NotAuthorised(f"{len(self._names)} names are known to this broker, its most")
+        if name in self._names:
+            return
+        mine = self._names_of.setdefault(holder.key, deque())
+        if len(mine) >= NAMES_MAX:
+            # Each process without a rank has a new name, so there may be many in a long life.
+            idle = (one for one in mine if self._router.members.named(one) is None)
+            if (oldest := next(idle, None)) is not None:
+                mine.remove(oldest)
+                del self._names[oldest]
+        mine.append(name)
         self._names[name] = holder.key
 
     # --- what others are told ----------------------------------------------------------------

@@ -33,6 +33,8 @@ MESSAGES_PER_TURN = 64
 COPY_BYTES_MAX = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sending without one."""
 FRAMES_MAX = 8
+HANDSHAKE_MS = 5_000
+"""What a peer gets to prove itself; then its connection is ended."""
 
 
 class FdSocket:
@@ -144,7 +146,7 @@ def new_socket(
         (zmq.SNDHWM, 0 if data else 10_000),
         (zmq.RCVHWM, 0 if data else 10_000),
         (zmq.MAXMSGSIZE, frame_max),
-        (zmq.HANDSHAKE_IVL, 5_000),
+        (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
         (zmq.HEARTBEAT_IVL, 2_000),
         (zmq.HEARTBEAT_TIMEOUT, 10_000),
         (zmq.HEARTBEAT_TTL, 10_000),
