@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from rig import Rig
@@ -23,6 +24,7 @@ from zkv.errors import ProtocolError
 from zkv.policy import policy
 from zkv.roles import Holder
 from zkv.wire import MODEL, ContributionId, KeySpec, open_envelope, split_route
+from zkv_brokers import parked
 from zkv_brokers import router as r
 from zkv_brokers.node import Failed, Node, NodeConfig
 from zkv_brokers.recording import digest_of
@@ -65,7 +67,7 @@ def packet(chance: np.random.Generator, target: int) -> bytes:
     """A packet of one or two messages that has the right form; a third of them is spoiled."""
     some = [MESSAGES[chance.integers(len(MESSAGES))] for _ in range(chance.integers(1, 3))]
     source = int(chance.integers(1, PEERS))
-    frame = c.encode_packet(c.Packet(source, target * int(chance.integers(2)), 1, 1, some))
+    frame = c.encode_packet(c.Packet(source, target * int(chance.integers(2)), 1, 10**9, some))
     return spoiled(chance, [frame]) if chance.integers(3) == 0 else frame
 
 
@@ -155,14 +157,14 @@ def data_frames(chance: np.random.Generator) -> list[bytes]:
 
 
 def at_a_server(count: int, seed: int) -> int:
-    """Data frames of a member: no value changes, as no update was committed. And what is no word of
-    the broker's over its link ends nothing."""
+    """Data frames of a member: no value changes, as no update was committed. Over the link to its
+    broker, whose word holds, nothing comes out but errors that have names."""
     specs = [KeySpec("a", "float32", (8,)), KeySpec("b", "float16", (3, 2))]
     rig = Rig(placed(specs, 1, bucket_bytes=0, block_bytes=16), members=(MEMBER, 1, 2))
     rig.init({0: np.ones(8, np.float32), 1: np.ones(6, np.float16)})
     shard, refused = rig.shards[0], 0
     node = Node(NodeConfig("tcp://b:1", "s", "tcp://s:1"), instance=SERVER, now=0.0)
-    before, told = digest_of(shard), digest_of(node.shard)
+    before = digest_of(shard)
     for number, chance in numbered(count, seed):
         frames = data_frames(chance)
         where = f"data frames {number} of seed {seed}: {[one.hex()[:200] for one in frames]}"
@@ -190,7 +192,6 @@ def at_a_server(count: int, seed: int) -> int:
             )
         if number % LOOK_EVERY == 0 or number == count - 1:
             assert digest_of(shard) == before, where
-            assert digest_of(node.shard) == told, where
     return refused
 
 
@@ -219,7 +220,9 @@ def run(count: int, seed: int) -> int:
     # Once for what is made at first use: decoders, tables of messages.
     at_the_broker(LOOK_EVERY, seed)
     at_a_server(LOOK_EVERY, seed)
-    return at_the_broker(count, seed) + at_a_server(count, seed)
+    # What is ahead of the log is kept up to a limit, which so few small frames would not reach.
+    with patch.object(parked, "PARKED_BYTES_MAX", 1 << 20):
+        return at_the_broker(count, seed) + at_a_server(count, seed)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ heard. It must not know what messages mean, nor sockets or clocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from zkv import control as c
 from zkv.errors import ProtocolError, VersionMismatch
@@ -102,7 +103,7 @@ class Hub:
     def send(self, peer: int, message: c.Message) -> None:
         """Queue a message for a peer, if it is still known."""
         link = self._links.get(peer)
-        if link is not None:
+        if link is not None and not link.full:
             link.send(message)
             self._busy.add(peer)
 
@@ -118,6 +119,9 @@ class Hub:
     def silent_s(self, peer: int) -> float:
         """Return for how long nothing was heard of a peer."""
         link = self._links.get(peer)
+        if link is not None and link.full:
+            # It speaks, but does not listen: what is kept for it must not grow without end.
+            return inf
         return self.now - link.heard if link is not None and link.heard is not None else 0.0
 
     def close(self, peer: int) -> None:

@@ -9,6 +9,7 @@ from strategies import placed
 
 from zkv import control as c
 from zkv import data_messages as d
+from zkv import link
 from zkv.errors import ProtocolError
 from zkv.limits import Bucket
 from zkv.link import Link
@@ -28,16 +29,16 @@ class Desk:
 
     def say(self, peer: int, *messages: c.Message) -> list[c.Message]:
         """Let a peer say this; return what it hears."""
-        link = self.links.setdefault(peer, Link(peer))
+        mine = self.links.setdefault(peer, Link(peer))
         for message in messages:
-            link.send(message)
+            mine.send(message)
         heard = []
-        for packet in link.outgoing(1.0):
+        for packet in mine.outgoing(1.0):
             actions = self.router.handle(r.Received(b"%d" % peer, c.encode_packet(packet)), 1.0)
             for action in actions:
                 if isinstance(action, r.Send) and action.route == b"%d" % peer:
                     answer = c.decode_messages(open_envelope(action.frame))
-                    heard += link.receive(answer, 1.0)[1]
+                    heard += mine.receive(answer, 1.0)[1]
         return heard
 
     def hello(self, peer: int) -> list[c.Message]:
@@ -66,6 +67,22 @@ def test_a_broker_knows_so_many_peers() -> None:
     for peer in range(1, 2 * 4 + 1024 + 50):
         desk.say(peer, c.Status(1))
     assert len(desk.router.hub.peers()) == 2 * 4 + 1024
+
+
+def test_who_acknowledges_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "BACKLOG_MAX", 50)
+    desk = Desk()
+    desk.say(1, c.ServerHello("s", "tcp://s:1", 0, "h", 1, False))
+    desk.hello(2)
+    (worker,) = desk.router.members.workers.values()
+    for number in range(2, 300):
+        # It speaks for ever, and says of nothing that it has come.
+        packet = c.Packet(2, 0, number, 1, [c.Status(number)])
+        desk.router.handle(r.Received(b"2", c.encode_packet(packet)), 1.0)
+    held = desk.router.hub._links[2]._unacked
+    assert 50 < len(held) <= 52
+    desk.router.handle(r.Tick(), 1.1)
+    assert worker.incarnation not in desk.router.members.workers
 
 
 def test_a_model_has_so_many_keys() -> None:
