@@ -247,6 +247,9 @@ class Accounts(Frozen, frozen=True, tag=52):
 # --- server to broker ------------------------------------------------------------------------
 
 
+Square = Annotated[float, Meta(ge=0)]
+
+
 class Held(Frozen, frozen=True, tag=60):
     """Server to broker: I hold all of these contributions that concerns me."""
 
@@ -254,6 +257,9 @@ class Held(Frozen, frozen=True, tag=60):
     """Each with the grant that it was computed under."""
     index: UInt = 0
     """Entries of the log that this server had applied then."""
+    squares: tuple[list[tuple[UInt, Square]], ...] = ()
+    """Of each contribution, the square sums (float64) of its blocks (bid), where norms have a
+    limit."""
 
 
 class Void(Frozen, frozen=True, tag=61):

@@ -79,6 +79,9 @@ class BrokerConfig:
     io_threads: int = 1
     socket_bytes: int = 0
     """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
+    norm_limit: float = 0.0
+    """The norm that one contribution may have; 0.0: any."""
+    norm_action: str = "refuse"
     max_members: int = MEMBERS_MAX
     max_keys: int = KEYS_MAX
     limits: Limits = LIMITS
@@ -179,6 +182,8 @@ class Broker:
             topology=config.topology,
             data_address=self.data_address,
             key=self._safety.key,
+            norm_limit=config.norm_limit,
+            norm_action=config.norm_action,
             max_members=config.max_members,
             max_keys=config.max_keys,
             worker_lost_s=config.worker_lost_s,

@@ -47,6 +47,10 @@ class RouterConfig:
     link_resend_s: float = 1.0
     key: str = ""
     """The broker's own public key; "": there are no keys."""
+    norm_limit: float = 0.0
+    """The norm that one contribution may have; 0.0: any."""
+    norm_action: str = "refuse"
+    """What becomes of one above it: "refuse", "clip" or "quarantine"."""
     max_members: int = MEMBERS_MAX
     max_keys: int = KEYS_MAX
     keep_log: bool = False

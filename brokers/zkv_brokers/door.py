@@ -38,6 +38,7 @@ class Door:
             ZkvError: it cannot be a member.
         """
         router = self._router
+        router.gatekeeper.norms.check(hello.name, router.hub.key_of(peer))
         if router.failed is not None:
             router.hub.send(peer, router.failed)
         elif len(router.members.by_peer) + len(self._early) >= router.config.max_members:
@@ -67,6 +68,7 @@ class Door:
         A live one is heard within a beat, and keeps its place; a dead one loses it within three.
         """
         router = self._router
+        router.gatekeeper.norms.put_out(router, out)
         for peer, (hello, since) in list(self._contested.items()):
             holder = router.members.holder(hello)
             waited = router.hub.now - since

@@ -15,6 +15,7 @@ from zkv.errors import NotAuthorised
 from zkv.roles import ROLES, Holder, check_message, mask
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import Server, Worker
+from zkv_brokers.norms import Norms
 from zkv_brokers.signals import ServersChanged
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Gatekeeper:
 
     def __init__(self, router: Router, own: str) -> None:
         self._router = router
+        config = router.config
+        self.norms = Norms(config.norm_limit, config.norm_action, joint=router.topology.joint)
         self._own = Holder(own, "broker", frozenset(ROLES)) if own else None
         self._holders: dict[str, Holder] = {}
         self._names: dict[str, str] = {}

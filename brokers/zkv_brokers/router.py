@@ -75,9 +75,8 @@ class Router:
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self._told: dict[int, str] = {}
-        self._line_passed, self._shortage = False, ""
+        self._line_passed, self._shortage, self._next_beat = False, "", 0.0
         self._addresses: ServersChanged | None = None
-        self._next_beat = 0.0
         self.log_configuration(Decisions(0))
 
     @property
@@ -236,6 +235,7 @@ class Router:
     def _from_server(self, server: Server, message: c.Message, out: Decisions) -> None:
         match message:
             case c.Held(contributions=names):
+                self.gatekeeper.norms.told(message)
                 for name, grant in names:
                     if name.group == SEEDS:
                         self._seeded(self.catalog.held(name.batch, server.index), out)

@@ -118,7 +118,7 @@ class Shard:
         out += self._voids
         self._voids.clear()
         if self._held:
-            out.append(ToBroker(c.Held(self._held, self.index)))
+            out.append(ToBroker(self.commits.held(self._held, self.index, self._mine(MODEL))))
             self._held = []
         out.extend(self.tables.outgoing(self.number))
         out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))

@@ -230,6 +230,19 @@ PORT_LIMITS = (
 LIMITS = (
     *PORT_LIMITS,
     Setting("max_members", int, ("--max-members",), "Workers and servers in all (default: 4096)."),
+    Setting(
+        "norm_limit",
+        float,
+        ("--norm-limit",),
+        "The norm that one worker's gradient may have, over all keys of the model (default: any).",
+    ),
+    Setting(
+        "norm_action",
+        str,
+        ("--norm-action",),
+        "What becomes of one above it: refuse (default), clip, or quarantine (refused, and after "
+        "three its worker is put out).",
+    ),
     Setting("max_keys", int, ("--max-keys",), "Keys and tables in all (default: 1000000)."),
 )
 """What a broker bears of whoever is let in."""

@@ -61,6 +61,8 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,
+        norm_limit=section.norm_limit,
+        norm_action=section.norm_action,
         max_members=section.max_members,
         max_keys=section.max_keys,
         limits=Limits(section.max_connections, section.max_rate),

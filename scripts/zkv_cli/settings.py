@@ -88,6 +88,12 @@ def _rate(text: str) -> str:
     return text
 
 
+def _norm(value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{value}: a norm is finite and not negative (0: no limit)")
+    return value
+
+
 def _staleness(text: str) -> str:
     return str(staleness(text))
 
@@ -178,6 +184,8 @@ class BrokerSection(Section):
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
     server_lost_s: Seconds = 20.0
+    norm_limit: Annotated[float, AfterValidator(_norm)] = 0.0
+    norm_action: Literal["refuse", "clip", "quarantine"] = "refuse"
     max_members: Annotated[int, Field(ge=1, le=MEMBERS_MAX * 16)] = MEMBERS_MAX
     max_keys: Annotated[int, Field(ge=1)] = KEYS_MAX
     max_connections: Connections = CONNECTIONS_MAX
