@@ -57,8 +57,7 @@ class Shard:
         spans: Spans | None = None,
         memory: Memory | None = None,
     ) -> None:
-        self.number = 0
-        self.term = 0
+        self.number = self.term = 0
         self.index = 0
         """Entries applied: the next one has this index."""
         self.started = False
