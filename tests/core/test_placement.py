@@ -17,9 +17,11 @@ from zkv.placement import (
     BLOCK_BYTES_MAX,
     BLOCK_S,
     BLOCKS_FEW,
+    BLOCKS_LONG,
     BLOCKS_MANY,
     BUCKET_BYTES,
     FAST_S,
+    LONG_S,
     NEAR_BYTES_PER_S,
     block_bytes_on,
     bucket_bytes_on,
@@ -196,11 +198,18 @@ def test_a_block_is_a_power_of_two_that_the_link_carries_in_time_if_that_is_not_
     assert size >= BLOCK_BYTES or total / size <= BLOCKS_MANY
     # Larger ones only on links that hardly notice, and if many remain.
     assert size <= BLOCK_BYTES or size <= min(rate * FAST_S, total / BLOCKS_FEW)
-    in_time = size <= rate * BLOCK_S
+    in_time = size <= max(rate * BLOCK_S, min(rate * LONG_S, total / BLOCKS_LONG))
     smaller_would_not_do = size // 2 < max(BUCKET_BYTES, total / BLOCKS_MANY)
     assert in_time or smaller_would_not_do
     # It is the largest of those.
     assert size >= BLOCK_BYTES or 2 * size > rate * BLOCK_S
+    assert size >= BLOCK_BYTES or 2 * size > min(rate * LONG_S, total / BLOCKS_LONG)
+
+
+def test_on_a_link_of_1_gbit_blocks_are_few_or_short() -> None:
+    rate = 1e9 / 8 * 0.95
+    assert block_bytes_on(rate, 10 * 2**20) == 128 * 1024
+    assert block_bytes_on(rate, 10**8) == BLOCK_BYTES
 
 
 def test_a_link_of_which_nothing_is_known_gets_blocks_of_1_mib() -> None:
