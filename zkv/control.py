@@ -34,6 +34,7 @@ from zkv.errors import ProtocolError
 from zkv.greetings import Beat as Beat
 from zkv.greetings import Bye as Bye
 from zkv.greetings import Fatal as Fatal
+from zkv.greetings import Keyring as Keyring
 from zkv.greetings import ServerAt as ServerAt
 from zkv.greetings import ServerHello as ServerHello
 from zkv.greetings import ServerWelcome as ServerWelcome
@@ -246,6 +247,9 @@ class Accounts(Frozen, frozen=True, tag=52):
 # --- server to broker ------------------------------------------------------------------------
 
 
+Square = Annotated[float, Meta(ge=0)]
+
+
 class Held(Frozen, frozen=True, tag=60):
     """Server to broker: I hold all of these contributions that concerns me."""
 
@@ -253,6 +257,9 @@ class Held(Frozen, frozen=True, tag=60):
     """Each with the grant that it was computed under."""
     index: UInt = 0
     """Entries of the log that this server had applied then."""
+    squares: tuple[list[tuple[UInt, Square]], ...] = ()
+    """Of each contribution, the square sums (float64) of its blocks (bid), where norms have a
+    limit."""
 
 
 class Void(Frozen, frozen=True, tag=61):
@@ -349,6 +356,7 @@ Message = (
     | Follow
     | Servers
     | Catchup
+    | Keyring
 )
 
 _limit = Meta(max_length=MESSAGES_PER_PACKET_MAX)

@@ -6,7 +6,9 @@ happens between the same two commits everywhere. (term, index) names one entry f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from zkv.greetings import ServerAt
 from zkv.wire import (
@@ -69,12 +71,17 @@ class Grant(Frozen, frozen=True, tag=4):
     """Of a pull: the worker will ask for rows."""
 
 
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
 class Counted(Frozen, frozen=True):
     """One contribution of a commit, with its weight in samples and its age in updates."""
 
     contribution: ContributionId
     weight: Weight
     staleness: UInt = 0
+    clip: Fraction = 1.0
+    """What its gradient is multiplied with, as its norm is above a limit."""
 
 
 class Sum(Frozen, frozen=True, tag=5):

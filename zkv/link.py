@@ -23,6 +23,9 @@ from zkv.wire import CONTROL_BYTES_MAX, MESSAGES_PER_PACKET_MAX, encode
 PACKET_BYTES_MAX = CONTROL_BYTES_MAX // 2
 """The messages of one packet: half of what a frame may have, as its outer part counts too."""
 PATIENCE_BYTES = 64 * 1024
+BACKLOG_MAX = 100_000
+BACKLOG_BYTES_MAX = 256 * 1024 * 1024
+"""Messages that wait to be acknowledged: the manifest of 100,000 keys, ten times over, is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Link:
 
     def _fresh(self) -> None:
         self._unacked: deque[Message] = deque()
+        self._unacked_bytes = 0
         self._sizes: deque[int] = deque()
         self._first_unacked = 1
         self._sent_up_to = 0
@@ -65,6 +69,11 @@ class Link:
     def idle(self) -> bool:
         """Whether everything that was sent has been acknowledged."""
         return not self._unacked
+
+    @property
+    def full(self) -> bool:
+        """Whether the peer leaves so much unacknowledged that it cannot be reading."""
+        return len(self._unacked) > BACKLOG_MAX or self._unacked_bytes > BACKLOG_BYTES_MAX
 
     def send(self, message: Message) -> None:
         """Queue a message; `outgoing` gives the packets to put on the wire.
@@ -81,6 +90,7 @@ class Link:
             )
         self._unacked.append(message)
         self._sizes.append(size)
+        self._unacked_bytes += size
 
     def receive(self, packet: Packet, now: float) -> tuple[PeerChanged | None, list[Message]]:
         """Take a packet in; return a change of the peer, if any, and the new messages in order."""
@@ -112,7 +122,7 @@ class Link:
             and self._first_unacked <= self._sent_up_to
         ):
             self._unacked.popleft()
-            self._sizes.popleft()
+            self._unacked_bytes -= self._sizes.popleft()
             self._first_unacked += 1
             progressed = True
         if progressed:

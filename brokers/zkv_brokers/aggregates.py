@@ -68,6 +68,8 @@ class Share:
     staleness: int = 0
     base: Array | None = None
     """The values that it was computed on, where delay compensation needs them."""
+    clip: float = 1.0
+    """What it is multiplied with, as its norm is above a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Aggregation:
 
     def _factor(self, share: Share) -> float:
         scale = self.staleness.factor(share.staleness) if self.dtype.floating else 1.0
-        return (share.weight if self.mean else 1.0) * scale
+        return (share.weight if self.mean else 1.0) * scale * share.clip
 
     def _counting(self, share: Share) -> Share:
         """Return the share without its payload if it skips all keys of the block."""

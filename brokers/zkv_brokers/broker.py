@@ -19,17 +19,23 @@ import zmq
 from zkv.alignment import Alignment
 from zkv.entries import Commit, Entry, Grant
 from zkv.errors import ConfigError
+from zkv.limits import KEYS_MAX, LIMITS, MEMBERS_MAX, Limits
 from zkv.placements import placement
 from zkv.policy import SyncPolicy
+from zkv.roles import ROLES
 from zkv.spans import TURNS, Spans
 from zkv.topology import topology
 from zkv_brokers import router as r
+from zkv_brokers.hub import Strike
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
 from zkv_net import loop as net
 from zkv_net import tracing
+from zkv_net.curve import Curve
+from zkv_net.keys import KeyFolder
+from zkv_net.listening import Listening
+from zkv_net.safety import Safety, choose
 from zkv_net.sockets import (
-    FdSocket,
     bind,
     join_address,
     new_socket,
@@ -39,6 +45,10 @@ from zkv_net.sockets import (
 log = logging.getLogger("zkv.broker")
 TICK_S = 0.1
 LINGER_MS = 500
+KEYS_EVERY_S = 0.5
+"""How often the keys folder is looked at."""
+LAST_WORD_S = 0.3
+"""What a peer whose key was revoked has to hear so, before it is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +72,20 @@ class BrokerConfig:
     placement: str = "by_size"
     topology: str = "servers"
     insecure: bool = False
+    keys: str = ""
+    """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
     io_threads: int = 1
     socket_bytes: int = 0
     """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
+    norm_limit: float = 0.0
+    """The norm that one contribution may have; 0.0: any."""
+    norm_action: str = "refuse"
+    max_members: int = MEMBERS_MAX
+    max_keys: int = KEYS_MAX
+    limits: Limits = LIMITS
+    """What each of its ports bears."""
     record: Path | None = None
     """Where to write down all that is heard, for a replay."""
     trace: str = ""
@@ -82,9 +101,13 @@ class Broker:
         self.data_address = ""
         self.router: r.Router | None = None
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
-        self._control: FdSocket | None = None
+        self._control: Listening | None = None
         self._relay: Relay | None = None
         self._recorder: Recorder | None = None
+        self._safety = Safety()
+        self._folder = KeyFolder(Path(config.keys) if config.keys else None)
+        self._keys_due = 0.0
+        self._keys_seen: Any = object()
         self._spans = tracing.recorder(config.trace)
         self._received_now: list[r.Event] = []
         self._stopped = asyncio.Event()
@@ -102,19 +125,38 @@ class Broker:
         size = self.config.socket_bytes
         data = new_socket(self._context, zmq.ROUTER, data=True, buffer_bytes=size)
         try:
+            self._safety = self._choose()
             self._bind(control, data)
             self._decide()
         except BaseException:
             # A context with an open socket would be waited for without end when it is collected.
             control.close(linger=0)
             data.close(linger=0)
+            self._safety.close()
             self._context.term()
             raise
-        self._control = FdSocket(control, self._received, turn_over=self._turn_over)
-        self._relay = Relay(self._context, data, self._link_changed, size)
+        where = "the broker's control port"
+        self._control = Listening(
+            *(control, self._received, self._safety, ROLES, where),
+            turn_over=self._turn_over,
+            limits=self.config.limits,
+        )
+        relay = (self._context, data, self._link_changed, size, self._safety)
+        self._relay = Relay(*relay, limits=self.config.limits)
+        self._look_at_keys()
+
+    def _choose(self) -> Safety:
+        """Keys, if anybody but this machine can reach a port."""
+        config = self.config
+        binds = [config.bind, *([config.data_bind] if config.data_bind else [])]
+        return choose(
+            self._context, binds=binds, insecure=config.insecure, keys=config.keys, is_broker=True
+        )
 
     def _bind(self, control: zmq.Socket[bytes], data: zmq.Socket[bytes]) -> None:
         config = self.config
+        for socket in (control, data):
+            self._safety.listen(socket)
         bound = bind(control, config.bind, insecure=config.insecure)
         data_bound = bind(data, self._data_bind(bound), insecure=config.insecure)
         self.address = announced(bound, config.advertise)
@@ -139,6 +181,11 @@ class Broker:
             placement=config.placement,
             topology=config.topology,
             data_address=self.data_address,
+            key=self._safety.key,
+            norm_limit=config.norm_limit,
+            norm_action=config.norm_action,
+            max_members=config.max_members,
+            max_keys=config.max_keys,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,
         )
@@ -156,12 +203,37 @@ class Broker:
 
     def _received(self, frames: list[zmq.Frame]) -> None:
         if len(frames) == 2:
-            self._received_now.append(r.Received(frames[0].bytes, frames[1].bytes))
+            key = self._safety.sender(frames[1])
+            self._received_now.append(r.Received(frames[0].bytes, frames[1].bytes, key))
         else:
-            log.warning("dropped a control message of %d frames", len(frames))
+            assert self._control is not None
+            self._control.strike(frames[0].bytes, f"a control message of {len(frames)} frames")
 
     def _link_changed(self, index: int, up: bool) -> None:
         self._handle([r.ServerLink(index, up)])
+
+    def _look_at_keys(self) -> None:
+        """Hear who is let in, if that has changed; cut off who is not any more."""
+        now = time.monotonic()
+        if not isinstance(self._safety, Curve) or now < self._keys_due:
+            return
+        self._keys_due = now + KEYS_EVERY_S
+        try:
+            changed = self._folder.changed()
+            if changed == self._keys_seen:
+                return
+            holders, wrong = self._folder.scan()
+        except OSError as error:
+            # No descriptor left, say: that must not put everybody out.
+            log.error("cannot read which keys are let in; those that were stay: %s", error)
+            return
+        self._keys_seen = changed
+        for text in wrong:
+            log.warning("%s", text)
+        self._safety.let_in({one.key: one.roles for one in holders})
+        self._handle([r.Keys(tuple(holders))])
+        # Later: they are still to hear why.
+        asyncio.get_running_loop().call_later(LAST_WORD_S, self._safety.cut)
 
     def _turn_over(self) -> None:
         """What came in during one turn of the loop is decided at once, and travels together."""
@@ -186,13 +258,19 @@ class Broker:
                     self._control.send([route, frame])
                 case r.Note(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
-                case r.ServersChanged(addresses):
+                case Strike(route, text):
+                    self._control.strike(route, text)
+                case r.ServersChanged(addresses, keys):
+                    for address, key in keys:
+                        self._safety.place(address, key)
                     self._relay.connect(dict(addresses))
 
     async def serve(self) -> None:
         """Serve until `stop` is called."""
         while not self._stopped.is_set():
             self._handle([r.Tick()])
+            self._look_at_keys()
+            self._safety.tick()
             try:
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
             except TimeoutError:
@@ -214,6 +292,7 @@ class Broker:
             self._control.close(LINGER_MS)
         if self._relay is not None:
             self._relay.close()
+        self._safety.close()
         self._context.destroy(linger=LINGER_MS)
 
 

@@ -9,7 +9,7 @@ from zkv.errors import ProtocolError
 from zkv.optim import clip_factor
 from zkv.optimizer_spec import OptimizerSpec
 from zkv.spans import UPDATES, Spans, flow
-from zkv.wire import MODEL, BlockSpec
+from zkv.wire import MODEL, BlockSpec, ContributionId
 from zkv_brokers.aggregates import Share
 from zkv_brokers.bases import Bases
 from zkv_brokers.contributions import Contributions, Open
@@ -50,6 +50,22 @@ class Commits:
             )
             for block in blocks
         ]
+
+    def held(
+        self, names: list[tuple[ContributionId, int]], index: int, blocks: Sequence[BlockSpec]
+    ) -> c.Held:
+        """Return the report that these are held, with their square sums if norms have a limit."""
+        if not self._store.settings.norms:
+            return c.Held(names, index)
+        return c.Held(names, index, tuple(self._squares(name, blocks) for name, _ in names))
+
+    def _squares(
+        self, name: ContributionId, blocks: Sequence[BlockSpec]
+    ) -> list[tuple[int, float]]:
+        if name.group != MODEL or name not in self._contributions.open:
+            return []
+        # As if it were all of an update, with a weight of 1: nothing is divided.
+        return self.square_sums(c.Sum(MODEL, 1, [c.Counted(name, 1.0)]), blocks)
 
     def commit(self, entry: c.Commit, blocks: Sequence[BlockSpec]) -> None:
         """Apply the update, and settle its contributions."""
@@ -129,7 +145,7 @@ def shares_in(
         who = one.contribution.incarnation
         base = bases.values(who, held.grant, bid) if model else None
         age = one.staleness if model else 0
-        shares.append(Share(one.weight, held.dense(bid), held.skipped, age, base))
+        shares.append(Share(one.weight, held.dense(bid), held.skipped, age, base, one.clip))
     return shares
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zkv.limits import KEYS_MAX, MEMBERS_MAX
 from zkv.policy import SyncPolicy
 
 
@@ -44,5 +45,13 @@ class RouterConfig:
     """A server that updates a large shard is silent for seconds; a dead one's connection breaks."""
     beat_s: float = 0.5
     link_resend_s: float = 1.0
+    key: str = ""
+    """The broker's own public key; "": there are no keys."""
+    norm_limit: float = 0.0
+    """The norm that one contribution may have; 0.0: any."""
+    norm_action: str = "refuse"
+    """What becomes of one above it: "refuse", "clip" or "quarantine"."""
+    max_members: int = MEMBERS_MAX
+    max_keys: int = KEYS_MAX
     keep_log: bool = False
     """Keep every log entry in memory, for replays and tests."""

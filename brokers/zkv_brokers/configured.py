@@ -17,6 +17,7 @@ def settings_of(entry: c.Configure) -> Settings:
         OptimizerSpec.from_plain(plain["model"]),
         OptimizerSpec.from_plain(plain["plain"]),
         staleness(plain.get("staleness", "none")),
+        norms=bool(plain.get("norms")),
     )
 
 

@@ -53,6 +53,8 @@ class Arrival:
     """That its blocks were sent by."""
     held: set[int] = field(default_factory=set)
     void: str = ""
+    clip: float = 1.0
+    """What its gradient is multiplied with, as its norm is above a limit."""
     arrived: bool = False
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from zkv import control as c
-from zkv.errors import ZkvError
+from zkv.errors import Refused, ZkvError
 from zkv_brokers import requests
 from zkv_brokers.decisions import Decisions
 
@@ -38,8 +38,14 @@ class Door:
             ZkvError: it cannot be a member.
         """
         router = self._router
+        router.gatekeeper.norms.check(hello.name, router.hub.key_of(peer))
         if router.failed is not None:
             router.hub.send(peer, router.failed)
+        elif len(router.members.by_peer) + len(self._early) >= router.config.max_members:
+            raise Refused(
+                f"{len(router.members.by_peer)} members are here, the most that this broker takes "
+                "(--max-members)"
+            )
         elif not router.members.complete:
             self._early[peer] = hello
         elif router.members.holder(hello) is not None:
@@ -62,6 +68,7 @@ class Door:
         A live one is heard within a beat, and keeps its place; a dead one loses it within three.
         """
         router = self._router
+        router.gatekeeper.norms.put_out(router, out)
         for peer, (hello, since) in list(self._contested.items()):
             holder = router.members.holder(hello)
             waited = router.hub.now - since
@@ -87,6 +94,7 @@ class Door:
         if isinstance(admitted, ZkvError):
             raise admitted
         router.hub.note("info", f"{admitted} joined")
+        router.gatekeeper.worker_joins(admitted)
         router.log_epoch(out)
         out.tell(admitted.incarnation, requests.welcome(router, admitted))
         for told in router.catalog.history:

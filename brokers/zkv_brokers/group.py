@@ -204,7 +204,7 @@ class Group(Book):
             arrival.arrived = True
             # No update happens between arrival and application: the age is the same then.
             age = self._age(arrival.number, arrival.grant)
-            arrival.void = arrival.void or self.rules.staleness.refuses(age)
+            arrival.void = arrival.void or self.rules.refuses(age, arrival)
             self._arrived[arrival.number, arrival.grant] = arrival.contribution
             if arrival.void and self.ahead.members.get(arrival.number) == arrival.grant:
                 self.ahead.drop(self, out)
@@ -266,7 +266,7 @@ class Group(Book):
     def _counted(self, action: e.Commit) -> list[c.Counted]:
         found = [self.found(one.worker, one.grant) for one in action.contributions]
         return [
-            c.Counted(one.contribution, one.weight, self._age(one.number, one.grant))
+            c.Counted(one.contribution, one.weight, self._age(one.number, one.grant), one.clip)
             for one in found
         ]
 

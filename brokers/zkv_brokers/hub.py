@@ -7,9 +7,11 @@ heard. It must not know what messages mean, nor sockets or clocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from zkv import control as c
 from zkv.errors import ProtocolError, VersionMismatch
+from zkv.limits import MEMBERS_MAX
 from zkv.link import Link
 from zkv.wire import open_envelope
 
@@ -23,6 +25,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Strike:
+    """What came over this route was no message."""
+
+    route: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Tell the operator; `level` is a logging level's name."""
 
@@ -33,22 +43,26 @@ class Note:
 class Hub:
     """All links of one broker. `instance` is a number that no other process has."""
 
-    def __init__(self, instance: int, *, resend_s: float) -> None:
+    def __init__(self, instance: int, *, resend_s: float, members: int = MEMBERS_MAX) -> None:
         self.now = 0.0
+        # Those who ask something and go are remembered for a while, too.
+        self._peers_max = 2 * members + 1024
         self._instance = instance
         self._resend_s = resend_s
         self._links: dict[int, Link] = {}
         self._routes: dict[int, bytes] = {}
+        self._keys: dict[int, str] = {}
         self._busy: set[int] = set()
         self._closing: set[int] = set()
-        self._out: list[Send | Note] = []
+        self._out: list[Send | Note | Strike] = []
 
     def peers(self) -> list[int]:
         """Return everybody who was heard and not forgotten."""
         return list(self._links)
 
-    def receive(self, route: bytes, frame: bytes) -> tuple[int, list[c.Message]]:
-        """Take a frame in; return the peer (0: nobody) and its new messages, in order."""
+    def receive(self, route: bytes, frame: bytes, key: str = "") -> tuple[int, list[c.Message]]:
+        """Take a frame in; return the peer (0: nobody) and its new messages, in order. `key` is
+        that of the connection it came over: a peer keeps the one that it has come with."""
         try:
             packet = c.decode_messages(open_envelope(frame), by_broker=True)
         except VersionMismatch as error:
@@ -58,7 +72,7 @@ class Hub:
             self._out.append(Send(route, c.encode_packet(packet)))
             return 0, []
         except ProtocolError as error:
-            self.note("warning", f"dropped a control frame of {len(frame)} bytes: {error}")
+            self._out.append(Strike(route, f"a control frame of {len(frame)} bytes: {error}"))
             return 0, []
         link = self._links.get(packet.source)
         if link is None:
@@ -68,18 +82,28 @@ class Hub:
                 stranger.receive(packet, self.now)
                 self._out += [Send(route, c.encode_packet(p)) for p in stranger.outgoing(self.now)]
                 return 0, []
+            if len(self._links) >= self._peers_max:
+                self.note("warning", f"{len(self._links)} peers are known, the most there can be")
+                return 0, []
             link = self._links[packet.source] = Link(
                 self._instance, peer=packet.source, resend_s=self._resend_s
             )
+        if self._keys.setdefault(packet.source, key) != key:
+            self.note("warning", f"dropped a packet of another peer's, sent by key {key[:8]}…")
+            return 0, []
         self._routes[packet.source] = route
         self._busy.add(packet.source)
         _, messages = link.receive(packet, self.now)
         return packet.source, messages
 
+    def key_of(self, peer: int) -> str:
+        """Return the key that a peer has come with; "" where there are no keys."""
+        return self._keys.get(peer, "")
+
     def send(self, peer: int, message: c.Message) -> None:
         """Queue a message for a peer, if it is still known."""
         link = self._links.get(peer)
-        if link is not None:
+        if link is not None and not link.full:
             link.send(message)
             self._busy.add(peer)
 
@@ -95,6 +119,9 @@ class Hub:
     def silent_s(self, peer: int) -> float:
         """Return for how long nothing was heard of a peer."""
         link = self._links.get(peer)
+        if link is not None and link.full:
+            # It speaks, but does not listen: what is kept for it must not grow without end.
+            return inf
         return self.now - link.heard if link is not None and link.heard is not None else 0.0
 
     def close(self, peer: int) -> None:
@@ -111,10 +138,11 @@ class Hub:
         """Forget a peer now."""
         self._links.pop(peer, None)
         self._routes.pop(peer, None)
+        self._keys.pop(peer, None)
         self._closing.discard(peer)
         self._busy.discard(peer)
 
-    def outgoing(self) -> list[Send | Note]:
+    def outgoing(self) -> list[Send | Note | Strike]:
         """Return what to send and to say now."""
         out, self._out = self._out, []
         for peer in list(self._busy):

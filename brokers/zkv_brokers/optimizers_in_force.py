@@ -18,6 +18,8 @@ class Settings:
     model: OptimizerSpec
     plain: OptimizerSpec
     staleness: Staleness = field(default_factory=Staleness)
+    norms: bool = False
+    """Whether the broker is told the square sums of each contribution."""
 
     @staticmethod
     def default() -> Settings:

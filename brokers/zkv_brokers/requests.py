@@ -45,13 +45,18 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
 
 def rules(router: Router) -> Rules:
     """Return what the model's group has to know of the settings in force."""
+    norms = router.gatekeeper.norms
     return Rules(
         capacity=capacity(router),
         clips=router.model_spec.clip_global_norm is not None,
         staleness=router.staleness,
         coding=router.coding,
         # Of rows nothing is sent ahead; a model of tables alone would be granted for nothing.
-        streaming=router.config.streaming and bool(router.layout.kids_in(MODEL)),
+        # The norm of a contribution is known when all of it is there.
+        streaming=router.config.streaming
+        and bool(router.layout.kids_in(MODEL))
+        and not norms.limit,
+        norms=norms,
         tables=bool(router.layout.tables),
     )
 
@@ -140,6 +145,7 @@ def configuration(router: Router) -> c.Configure:
             "codec_down": router.coding.down.text,
             "policy": str(router.policy),
         }
+        | ({"norms": True} if router.gatekeeper.norms.limit else {})
     )
 
 

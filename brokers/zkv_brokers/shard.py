@@ -57,8 +57,7 @@ class Shard:
         spans: Spans | None = None,
         memory: Memory | None = None,
     ) -> None:
-        self.number = 0
-        self.term = 0
+        self.number = self.term = 0
         self.index = 0
         """Entries applied: the next one has this index."""
         self.started = False
@@ -118,7 +117,7 @@ class Shard:
         out += self._voids
         self._voids.clear()
         if self._held:
-            out.append(ToBroker(c.Held(self._held, self.index)))
+            out.append(ToBroker(self.commits.held(self._held, self.index, self._mine(MODEL))))
             self._held = []
         out.extend(self.tables.outgoing(self.number))
         out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))

@@ -253,7 +253,8 @@ class Store:
             return None
         mean, staleness = self.layout.averages(block), self.settings.staleness
         factors = [
-            (share.weight if mean else 1.0) * staleness.factor(share.staleness) for share in shares
+            (share.weight if mean else 1.0) * staleness.factor(share.staleness) * share.clip
+            for share in shares
         ]
         return Dense.of(shares, block.kids, factors)
 

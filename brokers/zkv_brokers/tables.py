@@ -252,7 +252,8 @@ class Tables:
         for bid in sorted(self.parts):
             mean = self._spec(bid).reduce == "mean"
             factors = [
-                (one.weight if mean else 1.0) * stale.factor(one.staleness) for one in entry.counted
+                (one.weight if mean else 1.0) * stale.factor(one.staleness) * one.clip
+                for one in entry.counted
             ]
             total = total_rows([joined(pieces.get(bid, ())) for pieces in by_part], factors)
             divisor = everyone if mean else 1.0

@@ -117,12 +117,21 @@ DATA_BIND = Setting(
 ADVERTISE = Setting(
     "advertise", str, ("--advertise",), "The host or address that others reach this one at."
 )
+KEYS = Setting(
+    "keys_folder",
+    str,
+    ("--keys",),
+    "The keys folder (default: ZKV_KEYS, else ~/.config/zkv/keys where keys are needed).",
+)
 INSECURE = Setting(
     "insecure",
     bool,
     ("--insecure",),
-    "Allow a bind that others reach; traffic is neither encrypted nor authenticated.",
+    "Do without keys where other machines are reached: traffic is neither encrypted nor "
+    "authenticated.",
 )
+ASKING = (ASKED, KEYS, INSECURE)
+"""What a command that asks a broker takes."""
 NAME = Setting("name", str, ("--name",), "Its name in messages (default: host and pid).")
 
 SERVERS = Setting("servers", int, ("--servers",), "How many servers hold the model (default: 1).")
@@ -203,6 +212,41 @@ TRAINING = (
 )
 """What a broker is told of the training."""
 
+PORT_LIMITS = (
+    Setting(
+        "max_connections",
+        int,
+        ("--max-connections",),
+        "Connections that a port bears (default: 16384).",
+    ),
+    Setting(
+        "max_rate",
+        int,
+        ("--max-rate",),
+        "Messages in a second of one connection; those above are dropped, and sent again "
+        "(default: 20000).",
+    ),
+)
+LIMITS = (
+    *PORT_LIMITS,
+    Setting("max_members", int, ("--max-members",), "Workers and servers in all (default: 4096)."),
+    Setting(
+        "norm_limit",
+        float,
+        ("--norm-limit",),
+        "The norm that one worker's gradient may have, over all keys of the model (default: any).",
+    ),
+    Setting(
+        "norm_action",
+        str,
+        ("--norm-action",),
+        "What becomes of one above it: refuse (default), clip, or quarantine (refused, and after "
+        "three its worker is put out).",
+    ),
+    Setting("max_keys", int, ("--max-keys",), "Keys and tables in all (default: 1000000)."),
+)
+"""What a broker bears of whoever is let in."""
+
 LOST = (
     Setting(
         "worker_lost_s",
@@ -272,7 +316,7 @@ RUN = (
 )
 
 JOB: dict[str, Sequence[Setting]] = {
-    "join": (JOIN_OR_START,),
+    "join": (JOIN_OR_START, KEYS, INSECURE),
     "run": (*RUN, *DATA_SOCKETS),
     "broker": (SERVERS, *TRAINING, RECORD, BROKER_BIND, ADVERTISE, INSECURE, *DATA_SOCKETS),
     "server": DATA_SOCKETS,
@@ -281,10 +325,10 @@ JOB: dict[str, Sequence[Setting]] = {
 """What a command that runs workers takes."""
 
 SERVER: dict[str, Sequence[Setting]] = {
-    "join": (JOIN,),
+    "join": (JOIN, KEYS),
     "server": (
         *(SERVER_BIND, ADVERTISE, NAME, BUDGET, SHARED, CONNECT_TIMEOUT, BROKER_LOST),
-        *(RECORD, INSECURE, *DATA_SOCKETS, LOOP),
+        *(RECORD, INSECURE, *PORT_LIMITS, *DATA_SOCKETS, LOOP),
     ),
     "log": LOG,
 }

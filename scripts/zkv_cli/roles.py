@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zkv.errors import ZkvError
+from zkv.limits import Limits
 from zkv.policy import policy
 from zkv_cli.cluster import join_commands
 from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
@@ -18,6 +19,7 @@ from zkv_cli.guard import watch_lifeline
 from zkv_cli.settings import BrokerSection, ServerSection, Settings
 from zkv_net import loop as net
 from zkv_net import tracing
+from zkv_net.safety import warn_open
 from zkv_net.sockets import is_loopback, split_address
 
 if TYPE_CHECKING:
@@ -59,6 +61,11 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,
+        norm_limit=section.norm_limit,
+        norm_action=section.norm_action,
+        max_members=section.max_members,
+        max_keys=section.max_keys,
+        limits=Limits(section.max_connections, section.max_rate),
         worker_lost_s=section.worker_lost_s,
         server_lost_s=section.server_lost_s,
         io_threads=section.io_threads,
@@ -84,6 +91,7 @@ def server_config(section: ServerSection, broker: str, *, joins: bool = False) -
         connect_timeout_s=section.connect_timeout_s,
         broker_lost_s=section.broker_lost_s,
         insecure=section.insecure,
+        limits=Limits(section.max_connections, section.max_rate),
         joins=joins,
     )
 
@@ -100,7 +108,7 @@ def run_broker(settings: Settings) -> int:
         broker.start()
         ending = _Ending(broker.stop)
         _warn_if_open(settings.broker.insecure, broker.address)
-        server, worker = join_commands(broker.address)
+        server, worker = join_commands(broker.address, insecure=settings.broker.insecure)
         say(f"broker at {broker.address} | a server joins with: {server} | workers with: {worker}")
         return await _served(broker, ending)
 
@@ -132,11 +140,7 @@ def run_server(settings: Settings, broker: str, *, joins: bool = False) -> int:
 
 def _warn_if_open(insecure: bool, address: str) -> None:
     if insecure and not is_loopback(split_address(address)[0]):
-        log.warning(
-            "--insecure: whoever reaches %s can read and change everything; traffic is neither "
-            "encrypted nor authenticated",
-            address,
-        )
+        warn_open([address])
 
 
 class _Ending:
