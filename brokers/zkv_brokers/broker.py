@@ -26,8 +26,8 @@ from zkv.topology import topology
 from zkv_brokers import router as r
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
+from zkv_net import about, descriptors, tracing
 from zkv_net import loop as net
-from zkv_net import tracing
 from zkv_net.sockets import (
     FdSocket,
     bind,
@@ -87,6 +87,7 @@ class Broker:
         self._recorder: Recorder | None = None
         self._spans = tracing.recorder(config.trace)
         self._received_now: list[r.Event] = []
+        self._descriptors = descriptors.Watch()
         self._stopped = asyncio.Event()
 
     def start(self) -> None:
@@ -144,6 +145,7 @@ class Broker:
         )
         term, instance = net.term_number(), net.broker_instance()
         self.router = r.Router(router_config, term=term, instance=instance)
+        self.router.about = lambda: about.process(self.data_address)
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.broker(router_config, term, instance)
@@ -193,6 +195,8 @@ class Broker:
         """Serve until `stop` is called."""
         while not self._stopped.is_set():
             self._handle([r.Tick()])
+            if short := self._descriptors.look(time.monotonic()):
+                log.warning("%s", short)
             try:
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
             except TimeoutError:

@@ -43,8 +43,8 @@ from zkv_brokers.node import Action, Drained, Failed, Node, NodeConfig, Note, Se
 from zkv_brokers.recording import Recorder, digest_of
 from zkv_brokers.shard import Prepare, Shard, ToServer
 from zkv_codecs.plan import Plan
+from zkv_net import descriptors, tracing
 from zkv_net import loop as net
-from zkv_net import tracing
 from zkv_net.nearby import Nearby, NeverShown, payload_bytes
 from zkv_net.sockets import FdSocket, bind, connect, new_socket
 
@@ -106,6 +106,7 @@ class Server:
         self._spans = tracing.recorder(config.trace)
         self._sends = None if self._spans is None else tracing.Sends(self._spans)
         self._turn = 0
+        self._descriptors = descriptors.Watch()
         self._nearby = Nearby(self._post, self._now, config.shared_bytes)
         self._couriers = Couriers(self._context, self._answer, self._hear, self._turn_over)
 
@@ -333,6 +334,8 @@ class Server:
             self._tick()
             self._forget_those_gone(self.node.shard.members)
             self._nearby.turn()
+            if short := self._descriptors.look(self._now()):
+                log.warning("%s", short)
             await asyncio.wait({self._stopped}, timeout=TICK_S)
         await self._stopped
 

@@ -1,4 +1,4 @@
-"""One request to a broker and its answer, without becoming a member: status and live changes.
+"""Requests to a broker and their answers, without becoming a member: status and live changes.
 
 Blocking and bounded; the broker answers such requests before any hello.
 """
@@ -6,7 +6,8 @@ Blocking and bounded; the broker answers such requests before any hello.
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import zmq
 
@@ -18,51 +19,104 @@ from zkv_net import loop as net
 from zkv_net.sockets import connect, new_socket
 
 TOKEN = 1
+Request = c.Status | c.Change | c.Rearrange
+Heard = TypeVar("Heard")
 
 
-def ask(address: str, message: c.Message, timeout_s: float) -> Any:
-    """Send one request with the token `TOKEN` to a broker and return the value of its reply.
+class Line:
+    """A connection to a broker of one who only asks. Close it at the end.
 
     Raises:
         ConfigError: the address has a wrong form, or its host cannot be resolved.
-        ClusterNotReady: nothing answered within `timeout_s`.
-        ZkvError: the broker refused.
     """
-    net.resolvable(address)
-    context: zmq.Context[Any] = zmq.Context()
-    socket = new_socket(context, zmq.DEALER, data=False)
-    try:
-        connect(socket, address)
-        link = Link(net.instance_number())
-        link.send(message)
-        return _answer(socket, link, address, time.monotonic() + timeout_s, timeout_s)
-    finally:
-        socket.close(linger=0)
-        context.destroy(linger=0)
 
+    def __init__(self, address: str) -> None:
+        net.resolvable(address)
+        self._address = address
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket = new_socket(self._context, zmq.DEALER, data=False)
+        try:
+            connect(self._socket, address)
+        except BaseException:
+            self.close()
+            raise
+        self._link = Link(net.instance_number())
 
-def _answer(
-    socket: zmq.Socket[bytes], link: Link, address: str, deadline: float, timeout_s: float
-) -> Any:
-    while True:
-        now = time.monotonic()
-        for packet in link.outgoing(now):
-            socket.send(c.encode_packet(packet), zmq.NOBLOCK)
-        if now >= deadline:
-            raise ClusterNotReady(
-                f"no broker has answered at {address} within {timeout_s:g} s; "
-                "is it running, and is this the broker's address?"
-            )
-        until = min(deadline, link.deadline() or deadline)
-        if not socket.poll(max(1, int(1000 * (until - now)))):
-            continue
-        _, messages = link.receive(_opened(socket), time.monotonic())
-        for reply in messages:
-            match reply:
-                case c.Reply(token=token, value=value) if token == TOKEN:
-                    return value
-                case c.Refusal(token=token, code=code, reason=reason) if token in (0, TOKEN):
+    def answer(self, message: Request, timeout_s: float) -> Any:
+        """Send a request, with a token that none before it had, and return the value of its reply.
+
+        Raises:
+            ClusterNotReady: nothing answered within `timeout_s`.
+            VersionMismatch: what answers speaks another protocol; both numbers are named.
+            ProtocolError: what answers is no broker.
+            ZkvError: the broker refused.
+        """
+
+        def reply(heard: c.Message) -> c.Reply | None:
+            match heard:
+                case c.Reply(token=token) if token == message.token:
+                    return heard
+                case c.Refusal(token=token, code=code, reason=reason) if token in (
+                    0,
+                    message.token,
+                ):
                     raise from_code(code, reason)
+            return None
+
+        return self._heard(message, reply, timeout_s).value
+
+    def beat(self, timeout_s: float) -> float:
+        """Return the time that a sign of life takes to the broker and back, in seconds.
+
+        Raises:
+            as `answer`.
+        """
+        began = time.monotonic()
+
+        def echo(heard: c.Message) -> c.Beat | None:
+            return heard if isinstance(heard, c.Beat) and heard.echo == began else None
+
+        self._heard(c.Beat(began, ask=True), echo, timeout_s)
+        return time.monotonic() - began
+
+    def _heard(
+        self, message: c.Message, wanted: Callable[[c.Message], Heard | None], timeout_s: float
+    ) -> Heard:
+        """Send a message and return the first one heard that is wanted."""
+        self._link.send(message)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            now = time.monotonic()
+            for packet in self._link.outgoing(now):
+                self._socket.send(c.encode_packet(packet), zmq.NOBLOCK)
+            if now >= deadline:
+                raise ClusterNotReady(
+                    f"no broker has answered at {self._address} within {timeout_s:g} s; "
+                    "is it running, and is this the broker's address? "
+                    f"zkv doctor --broker {self._address} says what is in the way"
+                )
+            until = min(deadline, self._link.deadline() or deadline)
+            if not self._socket.poll(max(1, int(1000 * (until - now)))):
+                continue
+            _, messages = self._link.receive(_opened(self._socket), time.monotonic())
+            for heard in messages:
+                found = wanted(heard)
+                if found is not None:
+                    return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close(linger=0)
+        self._context.destroy(linger=0)
+
+
+def ask(address: str, message: Request, timeout_s: float) -> Any:
+    """Send one request to a broker and return the value of its reply; raises as `Line` does."""
+    line = Line(address)
+    try:
+        return line.answer(message, timeout_s)
+    finally:
+        line.close()
 
 
 def ask_status(address: str, timeout_s: float) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from zkv_cli.cluster import join_commands
 from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
 from zkv_cli.guard import watch_lifeline
 from zkv_cli.settings import BrokerSection, ServerSection, Settings
+from zkv_net import descriptors, tracing
 from zkv_net import loop as net
-from zkv_net import tracing
 from zkv_net.sockets import is_loopback, split_address
 
 if TYPE_CHECKING:
@@ -95,16 +95,19 @@ def run_broker(settings: Settings) -> int:
 
     watch_lifeline()
 
+    section = settings.broker
+    descriptors.claim(section.servers + max(section.workers, section.min_workers))
+
     async def main() -> int:
-        broker = Broker(broker_config(settings.broker))
+        broker = Broker(broker_config(section))
         broker.start()
         ending = _Ending(broker.stop)
-        _warn_if_open(settings.broker.insecure, broker.address)
+        _warn_if_open(section.insecure, broker.address)
         server, worker = join_commands(broker.address)
         say(f"broker at {broker.address} | a server joins with: {server} | workers with: {worker}")
         return await _served(broker, ending)
 
-    return _run(main, settings.broker.loop)
+    return _run(main, section.loop)
 
 
 def run_server(settings: Settings, broker: str, *, joins: bool = False) -> int:
@@ -117,6 +120,8 @@ def run_server(settings: Settings, broker: str, *, joins: bool = False) -> int:
 
     heap.keep()
     watch_lifeline()
+    # It learns how many workers there are when they come: the broker and one of them, at least.
+    descriptors.claim(2)
 
     async def main() -> int:
         server = Server(server_config(settings.server, broker, joins=joins))
