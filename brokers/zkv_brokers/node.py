@@ -14,7 +14,14 @@ from zkv import control as c
 from zkv.alignment import RoundTrips
 from zkv.data_messages import Data, Probe, Probed
 from zkv.dtypes import Array
-from zkv.errors import BrokerLost, ClusterNotReady, VersionMismatch, ZkvError, from_code
+from zkv.errors import (
+    BrokerLost,
+    ClusterNotReady,
+    VersionMismatch,
+    ZkvError,
+    doctor_hint,
+    from_code,
+)
 from zkv.link import Link
 from zkv.spans import Spans
 from zkv.wire import open_envelope
@@ -182,7 +189,8 @@ class Node:
             silent = now - self._link.heard
             self._fail(
                 BrokerLost(
-                    f"nothing was heard of the broker at {self.config.broker} for {silent:.1f} s"
+                    f"nothing was heard of the broker at {self.config.broker} for {silent:.1f} s; "
+                    f"{doctor_hint(self.config.broker)}"
                 )
             )
         return self._flush(now)
@@ -262,7 +270,8 @@ class Node:
         if self._link.heard is not None:
             text = f"the broker at {config.broker} has not let this server in for {waited:.1f} s"
         if waited > config.connect_timeout_s:
-            self._fail(ClusterNotReady(f"{text}; is it running, and is this the broker's address?"))
+            ask = f"is it running, and is this the broker's address? {doctor_hint(config.broker)}"
+            self._fail(ClusterNotReady(f"{text}; {ask}"))
         elif now >= self._next_word:
             self._next_word = now + config.narrate_every_s
             self._out.append(Note("warning", text))

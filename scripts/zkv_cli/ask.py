@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import zmq
 
 from zkv import control as c
-from zkv.errors import ClusterNotReady, from_code
+from zkv.errors import ClusterNotReady, doctor_hint, from_code
 from zkv.link import Link
 from zkv.wire import open_envelope
 from zkv_net import loop as net
@@ -92,8 +92,7 @@ class Line:
             if now >= deadline:
                 raise ClusterNotReady(
                     f"no broker has answered at {self._address} within {timeout_s:g} s; "
-                    "is it running, and is this the broker's address? "
-                    f"zkv doctor --broker {self._address} says what is in the way"
+                    "is it running, and is this the broker's address? " + doctor_hint(self._address)
                 )
             until = min(deadline, self._link.deadline() or deadline)
             if not self._socket.poll(max(1, int(1000 * (until - now)))):

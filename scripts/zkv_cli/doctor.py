@@ -10,13 +10,14 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from zkv import control as c
 from zkv.alignment import RoundTrips
-from zkv.errors import ZkvError
+from zkv.errors import ClusterNotReady, ZkvError
 from zkv.zmtp import Greeting, read_greeting
 from zkv_cli import doctor_cluster as cluster
 from zkv_cli import doctor_data as data
@@ -28,9 +29,9 @@ from zkv_cli.doctor_server import ServerLine, own_memory
 from zkv_cli.exits import say
 from zkv_net import about, descriptors
 from zkv_net import loop as net
-from zkv_net.sockets import is_loopback, split_address
+from zkv_net.sockets import is_loopback, join_address, split_address
 
-ANSWER_S = 5.0
+ANSWER_S, BELOW_S = 5.0, 1.0
 ROUND_TRIPS = 10
 CLOCK_TRIPS = 3
 ADDRESSES_MAX = 4
@@ -72,7 +73,7 @@ class Patient:
             Step(data.RELAY, self._relay, answers),
             Step(data.THROUGHPUT, self._throughput, answers),
             Step(data.MEMORY, self._memory, answers),
-            Step(data.CONGESTION, self._congestion),
+            Step(data.CONGESTION, self._congestion, answers),
             Step(cluster.DESCRIPTORS, self._descriptors),
         ]
 
@@ -102,10 +103,28 @@ class Patient:
         try:
             self._line = Line(self.address)
             self._status = self._line.answer(c.Status(1), ANSWER_S)
+        except ClusterNotReady as error:
+            server, below = self._who_else()
+            yield cluster.check_protocol(self.address, error, server=server, below=below)
         except ZkvError as error:
             yield cluster.check_protocol(self.address, error)
         else:
             yield cluster.check_protocol(self.address, None)
+
+    def _who_else(self) -> tuple[int | None, str]:
+        """Return the number of the server that listens in a broker's place, and the address of the
+        broker whose data port this is."""
+        with closing(ServerLine(self.address)) as line:
+            index, _ = line.identify()
+        if index is not None or self.place.port == 1:
+            return index, ""
+        below = join_address(self.host, self.place.port - 1)
+        with closing(Line(below)) as line_below:
+            try:
+                line_below.answer(c.Status(1), BELOW_S)
+            except ZkvError:
+                return None, ""
+        return None, below
 
     # --- the broker --------------------------------------------------------------------------
 
@@ -227,23 +246,17 @@ def found_server(told: Mapping[str, Any]) -> data.ServerFound:
     found = data.ServerFound(told, walked(place_of(f"server {told['index']}", address)))
     if found.way.outcome == "fail":
         return found
-    line = ServerLine(address)
-    try:
+    with closing(ServerLine(address)) as line:
         index, trip_s = line.identify()
         host, _ = split_address(address)
         local = is_loopback(host) or net.is_own(address)
         return replace(found, index=index, trip_s=trip_s, memory=line.memory, local=local)
-    finally:
-        line.close()
 
 
 def rate_of(found: data.ServerFound) -> float:
     """Measure what the way to a server carries, in bytes per second."""
-    line = ServerLine(found.told["address"])
-    try:
+    with closing(ServerLine(found.told["address"])) as line:
         return line.rate(found.told["index"])
-    finally:
-        line.close()
 
 
 def run(address: str, *, as_json: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from textwrap import wrap
 from typing import Any, Literal
 
 Outcome = Literal["ok", "warn", "fail", "skipped"]
@@ -42,7 +43,7 @@ def skipped(name: str, why: str) -> Check:
 @dataclass(frozen=True, slots=True)
 class Step:
     """Checks that are made together: `make` looks and returns them, once those named in `needs`
-    have passed (a warning is no failure)."""
+    have not failed."""
 
     name: str
     make: Callable[[], Iterable[Check]]
@@ -50,17 +51,18 @@ class Step:
 
 
 def checks(steps: Sequence[Step]) -> Iterator[Check]:
-    """Make the checks one after the other; one that needs what has not passed is skipped."""
-    outcomes: dict[str, Outcome] = {}
+    """Make the checks one after the other; one that needs what has failed is skipped by name, also
+    where something between them was."""
+    causes: dict[str, str] = {}
     for step in steps:
-        missing = [name for name in step.needs if outcomes.get(name) in ("fail", "skipped")]
-        if missing:
-            why = "failed" if outcomes[missing[0]] == "fail" else "was skipped"
-            made: Iterable[Check] = [skipped(step.name, f"needs {missing[0]}, which {why}")]
-        else:
-            made = step.make()
-        for check in made:
-            outcomes[check.name] = check.outcome
+        failed = [causes[name] for name in step.needs if name in causes]
+        if failed:
+            causes[step.name] = failed[0]
+            yield skipped(step.name, f"needs {failed[0]}, which failed")
+            continue
+        for check in step.make():
+            if check.outcome == "fail":
+                causes[check.name] = check.name
             yield check
 
 
@@ -72,14 +74,19 @@ def healthy(made: Sequence[Check]) -> bool:
 # --- as text ---------------------------------------------------------------------------------
 
 MARKS: dict[Outcome, str] = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "skipped": "skipped"}
-NAME_WIDTH = 20
+MARK_WIDTH, NAME_WIDTH, WIDTH = 8, 20, 100
 
 
 def lines_of(check: Check) -> list[str]:
     """Return a check as text: one line, and what it means and what to do if it is not well."""
-    first = f"{MARKS[check.outcome]:<8}{check.name:<{NAME_WIDTH}}{check.found}"
+    first = f"{MARKS[check.outcome]:<{MARK_WIDTH}}{check.name:<{NAME_WIDTH}}{check.found}"
     more = [check.means, f"-> {check.todo}" if check.todo else ""]
-    return [first.rstrip(), *(f"{'':8}{text}" for text in more if text)]
+    indent = " " * MARK_WIDTH
+    wrapped = [
+        wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        for text in more
+    ]
+    return [first.rstrip(), *(line for lines in wrapped for line in lines)]
 
 
 def summary(made: Sequence[Check]) -> str:

@@ -21,8 +21,12 @@ PYZMQ_LEAST = (27, 0)
 LIBZMQ_LEAST = (4, 3)
 
 
-def check_protocol(address: str, error: Exception | None) -> Check:
-    """Return the check of an answer to a request; `error`: what came instead."""
+def check_protocol(
+    address: str, error: Exception | None, *, server: int | None = None, below: str = ""
+) -> Check:
+    """Return the check of an answer to a request; `error`: what came instead. Then `server` is the
+    number of the server that is there, if one is, and `below` the broker's address, if that has the
+    port below."""
     if error is None:
         return ok(PROTOCOL, "the broker has answered a request")
     if isinstance(error, VersionMismatch):
@@ -33,13 +37,29 @@ def check_protocol(address: str, error: Exception | None) -> Check:
             "Peers of different protocols understand nothing of each other.",
             "Install the same version of zkv on both machines (zkv --version).",
         )
+    if server is not None:
+        return Check(
+            PROTOCOL,
+            "fail",
+            f"{address} is the data port of server {server}",
+            "Workers and servers join at the broker's address, which names the servers to them.",
+            "Give the address that the broker prints when it starts (broker at tcp://...).",
+        )
+    if below:
+        return Check(
+            PROTOCOL,
+            "fail",
+            f"{address} is the broker's data port",
+            "It takes data of workers that cannot reach servers; they join at its control port.",
+            f"Give {below}.",
+        )
     if isinstance(error, ClusterNotReady):
         return Check(
             PROTOCOL,
             "fail",
             f"ZeroMQ listens at {address}, but no broker answers there",
-            "It is the port of a server, a broker's data port (mostly one above its control "
-            "port), another program that uses ZeroMQ, or a broker so busy that it does not answer.",
+            "Another program that uses ZeroMQ has that port, or a broker that is too busy to "
+            "answer.",
             "Give the address that the broker prints when it starts (broker at tcp://...).",
         )
     return Check(

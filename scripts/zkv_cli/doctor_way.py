@@ -10,7 +10,7 @@ from typing import Literal
 
 from zkv.zmtp import Greeting, read_greeting, stranger
 from zkv_cli.doctor_check import Check, ok
-from zkv_net.sockets import is_loopback
+from zkv_net.sockets import is_loopback, join_address
 
 NAME, TCP, ZMTP, CURVE = "name resolution", "TCP connection", "ZMTP handshake", "CURVE"
 
@@ -107,7 +107,7 @@ def check_tcp(place: Place, found: Dialled) -> Check:
 
 
 def _check_tcp(place: Place, found: Dialled) -> Check:
-    where = f"{found.host}:{place.port}"
+    where = join_address(found.host, place.port).removeprefix("tcp://")
     figures = {"connect_s": found.took_s, "from": found.own}
     here = is_loopback(found.host)
     match found.outcome:
@@ -149,7 +149,7 @@ def _check_tcp(place: Place, found: Dialled) -> Check:
 def check_greeting(place: Place, found: Greeted) -> Check:
     """Return the check of who answers at a port."""
     greeting = read_greeting(found.heard)
-    where = f"{place.host}:{place.port}"
+    where = place.address.removeprefix("tcp://")
     if greeting is not None:
         text = f"ZMTP {greeting.major}.{greeting.minor}, mechanism {greeting.mechanism}"
         return ok(ZMTP, text, mechanism=greeting.mechanism)

@@ -386,8 +386,9 @@ class Session:
         heard, joined = self._link.heard, self.member is not None
         silent_s = 0.0 if heard is None else self.now - heard
         if joined and silent_s > self.config.broker_lost_s:
-            text = f"nothing was heard of the broker at {self.config.broker} for {silent_s:.1f} s"
-            self.fail(errors.BrokerLost(text))
+            broker = self.config.broker
+            text = f"nothing was heard of the broker at {broker} for {silent_s:.1f} s"
+            self.fail(errors.BrokerLost(f"{text}; {errors.doctor_hint(broker)}"))
             return
         self._probe.tick(self.now)
         self.together.tick(self.now)
