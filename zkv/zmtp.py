@@ -1,8 +1,9 @@
 """The first bytes of a ZMTP connection: what to say, and who has answered. Pure.
 
 ZMTP 3 (rfc.zeromq.org/spec/23) begins with 64 bytes: a signature of 10, the version in 2, the name
-of the security mechanism in 20, whether the sender is its server in 1, and 31 of filling. A peer
-says all of it once it has heard signature and version.
+of the security mechanism in 20, and 32 of which nothing is needed here (libzmq does not say in them
+whether it is the server of that mechanism). A peer says all of it once it has heard signature and
+version.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ class Greeting:
     minor: int
     mechanism: str
     """"NULL" (no encryption), "PLAIN" or "CURVE"."""
-    as_server: bool
 
 
 def read_greeting(heard: bytes) -> Greeting | None:
@@ -40,7 +40,7 @@ def read_greeting(heard: bytes) -> Greeting | None:
     name = heard[12:32].rstrip(b"\0")
     if heard[10] < 3 or not name.isascii() or not name.decode("ascii").isprintable():
         return None
-    return Greeting(heard[10], heard[11], name.decode("ascii"), heard[32] == 1)
+    return Greeting(heard[10], heard[11], name.decode("ascii"))
 
 
 def stranger(heard: bytes) -> str:

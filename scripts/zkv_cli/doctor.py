@@ -25,6 +25,7 @@ from zkv_cli import doctor_probes as probes
 from zkv_cli import doctor_way as way
 from zkv_cli.ask import Line
 from zkv_cli.doctor_check import Check, Step, checks, healthy, lines_of, skipped, summary
+from zkv_cli.doctor_handshake import shake_hands
 from zkv_cli.doctor_server import ServerLine, own_memory
 from zkv_cli.exits import say
 from zkv_net import about, descriptors
@@ -97,7 +98,7 @@ class Patient:
         yield way.check_greeting(self.place, found)
 
     def _curve(self) -> Iterator[Check]:
-        yield way.check_curve(self.place, self._greeting, keys=False)
+        yield way.check_curve(self.place, self._greeting, shake_hands(self.address), keys=False)
 
     def _ask(self) -> Iterator[Check]:
         try:

@@ -63,6 +63,14 @@ class Greeted:
     asked: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """How a whole handshake ended: "succeeded", "refused" (the key is not let in), "mechanism"
+    (one side encrypts, the other does not), "broken" (no reason was told), "silent" (no end)."""
+
+    outcome: str
+
+
 def check_name(place: Place, found: Resolved) -> Check:
     """Return the check of a host's name."""
     if found.dialled:
@@ -182,17 +190,13 @@ def check_greeting(place: Place, found: Greeted) -> Check:
     )
 
 
-def check_curve(place: Place, greeting: Greeting | None, *, keys: bool) -> Check:
-    """Return the check of encryption. `keys`: whether this machine has some to connect with."""
+def check_curve(place: Place, greeting: Greeting | None, found: Handshake, *, keys: bool) -> Check:
+    """Return the check of encryption, and of being let in. `keys`: whether this machine has some
+    to connect with."""
     mechanism = "" if greeting is None else greeting.mechanism
-    if mechanism == "CURVE" and not keys:
-        return Check(
-            CURVE,
-            "fail",
-            f"{place.who} lets in nobody without a key, and there is none here",
-            "Connections without a key are closed before anything is said.",
-            "Get keys from whoever runs the broker.",
-        )
+    figures = {"mechanism": mechanism, "handshake": found.outcome}
+    if found.outcome != "succeeded":
+        return _refused(place, mechanism, found, keys=keys, figures=figures)
     if mechanism == "NULL" and not is_loopback(place.host):
         return Check(
             CURVE,
@@ -200,7 +204,50 @@ def check_curve(place: Place, greeting: Greeting | None, *, keys: bool) -> Check
             f"{place.address} is neither encrypted nor authenticated",
             "Whoever reaches that port can read and change everything.",
             "Use it only in a network where everybody is trusted.",
+            figures,
         )
     if mechanism == "NULL":
-        return ok(CURVE, "none: only processes of this machine reach a loopback address")
-    return ok(CURVE, f"mechanism {mechanism}")
+        return ok(CURVE, "none: a loopback address is reached from this machine only", **figures)
+    return ok(CURVE, f"mechanism {mechanism}, and this process was let in", **figures)
+
+
+def _refused(
+    place: Place, mechanism: str, found: Handshake, *, keys: bool, figures: dict[str, str]
+) -> Check:
+    """Return the check of a handshake that has not succeeded."""
+    if mechanism == "CURVE" and not keys:
+        return Check(
+            CURVE,
+            "fail",
+            f"{place.who} lets in nobody without a key, and there is none here",
+            "Connections without a key are closed before anything is said.",
+            "Get keys from whoever runs the broker.",
+            figures,
+        )
+    if found.outcome == "refused":
+        return Check(
+            CURVE,
+            "fail",
+            f"{place.who} does not let this key in",
+            "It is not in the list of those that may connect, or was taken from it.",
+            f"Ask whoever runs {place.who} to add it.",
+            figures,
+        )
+    if found.outcome == "mechanism":
+        return Check(
+            CURVE,
+            "fail",
+            f"{place.who} has no keys ({mechanism}), and this process insists on them",
+            "Both ends have to encrypt, or none.",
+            f"Start {place.who} with keys, or connect without them.",
+            figures,
+        )
+    return Check(
+        CURVE,
+        "fail",
+        f"the handshake ({mechanism}) has not come to an end: {found.outcome}",
+        f"{place.who} begins to answer and goes no further: it has another key than the one "
+        "expected here, or is too busy.",
+        f"Compare {place.who}'s public key with the one that is expected here.",
+        figures,
+    )
