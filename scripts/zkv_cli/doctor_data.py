@@ -125,7 +125,7 @@ def check_throughput(servers: Sequence[ServerFound]) -> Check:
         return skipped(THROUGHPUT, "no server can be reached from here")
     slowest, least = min(rates.items(), key=lambda one: one[1])
     named = ", ".join(f"{name} {bytes_text(round(rate))}/s" for name, rate in rates.items())
-    text = f"to {named}: {EXAMPLE_BYTES / least:.2g} s for 100 MB to {slowest}"
+    text = f"to {named}: {EXAMPLE_BYTES / least:.3g} s for 100 MB to {slowest}"
     figures = {"bytes_per_s": rates}
     if least < SLOW_BYTES_PER_S:
         return Check(

@@ -23,14 +23,14 @@ ENDS = {
 }
 
 
-def shake_hands(address: str, timeout_s: float = HANDSHAKE_S) -> Handshake:
-    """Connect as a worker would, and return how that ended."""
+def shake_hands(address: str) -> Handshake:
+    """Connect as a worker would, and return how that ended within HANDSHAKE_S."""
     context: zmq.Context[Any] = zmq.Context()
     socket = new_socket(context, zmq.DEALER, data=False)
     monitor = socket.get_monitor_socket(sum(ENDS))
     try:
         connect(socket, address)
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANDSHAKE_S
         while (left := deadline - time.monotonic()) > 0:
             if not monitor.poll(max(1, int(1000 * left))):
                 break

@@ -20,8 +20,8 @@ ASK = b"HEAD / HTTP/1.0\r\n\r\n"
 CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
-def resolve(host: str, timeout_s: float = NAME_S) -> Resolved:
-    """Look a host up, as ZeroMQ would: names by IPv4, addresses as they are."""
+def resolve(host: str) -> Resolved:
+    """Look a host up, for NAME_S at most, as ZeroMQ would: names by IPv4, addresses as they are."""
     try:
         return Resolved((str(ipaddress.ip_address(host)),))
     except ValueError:
@@ -43,15 +43,15 @@ def resolve(host: str, timeout_s: float = NAME_S) -> Resolved:
     # The system's resolver has no time-out that a program could set.
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
-    looking.join(timeout_s)
-    return found[0] if found else Resolved((), timed_out_s=timeout_s)
+    looking.join(NAME_S)
+    return found[0] if found else Resolved((), timed_out_s=NAME_S)
 
 
-def dial(host: str, port: int, timeout_s: float = CONNECT_S) -> Dialled:
-    """Open a TCP connection to an address, and close it."""
+def dial(host: str, port: int) -> Dialled:
+    """Open a TCP connection to an address, for CONNECT_S at most, and close it."""
     began = time.monotonic()
     try:
-        with socket.create_connection((host, port), timeout_s) as made:
+        with socket.create_connection((host, port), CONNECT_S) as made:
             took_s = time.monotonic() - began
             return Dialled(host, "open", took_s, own=str(made.getsockname()[0]))
     except ConnectionRefusedError as error:
@@ -64,14 +64,14 @@ def dial(host: str, port: int, timeout_s: float = CONNECT_S) -> Dialled:
         return Dialled(host, "unreachable", time.monotonic() - began, text)
 
 
-def greet(host: str, port: int, timeout_s: float = GREETING_S) -> Greeted:
-    """Say what ZeroMQ says first, and return what comes back; if nothing does, ask as a browser
-    would, which makes web servers speak."""
+def greet(host: str, port: int) -> Greeted:
+    """Say what ZeroMQ says first, and return what comes back within GREETING_S; if nothing does,
+    ask as a browser would, which makes web servers speak."""
     began = time.monotonic()
-    heard, closed = _said(host, port, OPENING, GREETING_BYTES, timeout_s)
+    heard, closed = _said(host, port, OPENING, GREETING_BYTES, GREETING_S)
     asked = b""
     if not heard and not closed:
-        asked, _ = _said(host, port, ASK, GREETING_BYTES, timeout_s / 2)
+        asked, _ = _said(host, port, ASK, GREETING_BYTES, GREETING_S / 2)
     return Greeted(heard, closed, time.monotonic() - began, asked)
 
 
