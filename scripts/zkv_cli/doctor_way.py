@@ -126,8 +126,8 @@ def _check_tcp(place: Place, found: Dialled) -> Check:
             means = f"The machine is there, and nothing listens at port {place.port}."
             if here:
                 means += f" {found.host} is this machine itself: is {place.who} on another one?"
-            todo = f"Start {place.who} ({place.start}), and compare with the address that it prints"
-            todo += ", which tells also if it listens on loopback only."
+            todo = f"Start {place.who} ({place.start}). If it runs, compare with the address that "
+            todo += "it prints: one of 127.0.0.1 is reached from its own machine only."
             return Check(TCP, "fail", f"{where} refuses connections", means, todo, figures)
         case "timeout":
             return Check(
