@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from zkv import control as c
 from zkv.alignment import RoundTrips
-from zkv.data_messages import Data, Probe, Probed
+from zkv.data_messages import Data, Greet, Probe, Probed
 from zkv.dtypes import Array
 from zkv.errors import (
     BrokerLost,
@@ -24,7 +24,7 @@ from zkv.errors import (
 )
 from zkv.link import Link
 from zkv.spans import Spans
-from zkv.wire import open_envelope
+from zkv.wire import STRANGERS, open_envelope
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.shard import Action as ShardAction
@@ -165,6 +165,9 @@ class Node:
             index = 0 if self.welcome is None else self.welcome.index
             probed = Probed(index, message.incarnation, message.number)
             return [ToWorker(message.incarnation, probed, None)]
+        if isinstance(message, Greet) and message.incarnation >= STRANGERS:
+            # It has a route now, and never becomes a member that a shard would have to know.
+            return []
         self._carry(self.shard.take(FromWorker(message, payload), now))
         out, self._out = self._out, []
         return out

@@ -18,7 +18,7 @@ from zkv import control as c
 from zkv.data_messages import Data, Greet, Probe, Probed, Share, decode_data, encode_data
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
-from zkv.wire import split_route
+from zkv.wire import STRANGERS, split_route
 from zkv_net.nearby import Nearby, payload_bytes
 from zkv_net.sockets import connect, new_socket
 from zkv_workers.link_probe import LinkProbe
@@ -33,9 +33,8 @@ BURST_WAIT_S = 3.0
 
 
 def stranger() -> int:
-    """Return a number that no worker's incarnation is: these begin with milliseconds since 1970,
-    which are too few for this bit in the next 60 years."""
-    return 2**62 + secrets.randbits(61)
+    """Return a number that no worker's incarnation is, nor another doctor's."""
+    return STRANGERS + secrets.randbits(61)
 
 
 class ServerLine:

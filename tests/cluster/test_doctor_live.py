@@ -195,6 +195,8 @@ async def test_a_run_goes_on_as_if_no_doctor_had_been_there(examined):
         members = made.broker.router.members
         assert len(members.workers) == 1
         assert members.epoch == 1
+        for server in made.servers:
+            assert server.shard.grants._reachable == set(members.workers)
 
 
 async def test_a_broker_with_missing_servers(examined):
