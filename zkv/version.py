@@ -1,5 +1,3 @@
-"""The version of this package; pyproject.toml has the same."""
-
-from __future__ import annotations
+"""The version of this package."""
 
 VERSION = "0.1.0"

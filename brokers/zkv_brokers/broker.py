@@ -87,6 +87,7 @@ class Broker:
         self._recorder: Recorder | None = None
         self._spans = tracing.recorder(config.trace)
         self._received_now: list[r.Event] = []
+        self._versions = about.versions()
         self._descriptors = descriptors.Watch()
         self._stopped = asyncio.Event()
 
@@ -145,7 +146,6 @@ class Broker:
         )
         term, instance = net.term_number(), net.broker_instance()
         self.router = r.Router(router_config, term=term, instance=instance)
-        self.router.about = lambda: about.process(self.data_address)
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.broker(router_config, term, instance)
@@ -179,6 +179,7 @@ class Broker:
         now = time.monotonic()
         if self._recorder is not None:
             self._recorder.turn(events, now)
+        self.router.about = self._about()
         actions = self.router.turn(events, now)
         if self._spans is not None:
             turn_spans(self._spans, now, self.router.decided)
@@ -190,6 +191,15 @@ class Broker:
                     log.log(logging.getLevelName(level.upper()), "%s", text)
                 case r.ServersChanged(addresses):
                     self._relay.connect(dict(addresses))
+
+    def _about(self) -> dict[str, Any]:
+        """Return what this process says of itself to who asks for the status."""
+        return {
+            "versions": self._versions,
+            "time_s": time.time(),
+            "descriptors": self._descriptors.figures,
+            "data_address": self.data_address,
+        }
 
     async def serve(self) -> None:
         """Serve until `stop` is called."""

@@ -347,7 +347,7 @@ def status(router: Router) -> dict[str, Any]:
     placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
     return {
         "broker": router.config.address,
-        "process": router.about(),
+        "process": router.about,
         "term": members.term,
         "policy": str(router.policy),
         "optimizer": str(router.model_spec),

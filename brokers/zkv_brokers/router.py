@@ -34,7 +34,6 @@ from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
 from zkv_brokers.rearranging import rearrange
-from zkv_brokers.signals import About
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Received as Received
@@ -74,7 +73,8 @@ class Router:
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
-        self.about: About = dict
+        self.about: dict[str, object] = {}
+        """What its process says of itself, for `status`: nothing that decides reads it."""
         self._told: dict[int, str] = {}
         self._line_passed = False
         self._shortage = ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from zkv_brokers.hub import Note, Send
 
@@ -41,7 +39,3 @@ class ServersChanged:
 
 
 Action = Send | Note | ServersChanged
-
-About = Callable[[], dict[str, Any]]
-"""Asks the process around a router what it says of itself, for `status`: nothing that decides
-reads it, so that a replay does without."""

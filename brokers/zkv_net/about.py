@@ -1,16 +1,14 @@
-"""What a process says of itself to who asks: versions, its clock, its file descriptors."""
+"""What a process says of itself to who asks."""
 
 from __future__ import annotations
 
 import platform
-import time
 from typing import Any
 
 import zmq
 
 from zkv.version import VERSION
 from zkv.wire import PROTOCOL_VERSION
-from zkv_net import descriptors
 
 
 def versions() -> dict[str, Any]:
@@ -21,19 +19,4 @@ def versions() -> dict[str, Any]:
         "pyzmq": zmq.pyzmq_version(),
         "libzmq": zmq.zmq_version(),
         "python": platform.python_version(),
-    }
-
-
-def process(data_address: str) -> dict[str, Any]:
-    """Return what a broker says of its process: versions, the time of day in seconds, descriptors
-    (opened, and the limit; 0: none is known), and where its data port is."""
-    limits = descriptors.limits()
-    return {
-        "versions": versions(),
-        "time_s": time.time(),
-        "descriptors": {
-            "opened": descriptors.opened(),
-            "limit": limits[0] if limits is not None else 0,
-        },
-        "data_address": data_address,
     }

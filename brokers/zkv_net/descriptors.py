@@ -66,6 +66,8 @@ class Watch:
     """Looks once a second at how many descriptors this process has left."""
 
     def __init__(self) -> None:
+        self.figures = {"opened": 0, "limit": 0}
+        """As they were when it looked last; a limit of 0: none is known."""
         self._alarm = Alarm()
         self._next = 0.0
 
@@ -75,4 +77,5 @@ class Watch:
         if found is None:
             return ""
         self._next = now + LOOK_S
-        return self._alarm.look(opened(), found[0], now)
+        self.figures = {"opened": opened(), "limit": found[0]}
+        return self._alarm.look(**self.figures, now=now)

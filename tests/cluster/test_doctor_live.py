@@ -247,8 +247,8 @@ def _moved(hello: Any, address: str) -> Any:
 async def test_a_clock_that_is_wrong(examined):
     async with cluster(servers=1) as made:
         await ready(made)
-        said = made.broker.router.about
-        made.broker.router.about = lambda: {**said(), "time_s": said()["time_s"] + 3600}
+        said = made.broker._about
+        made.broker._about = lambda: {**said(), "time_s": said()["time_s"] + 3600}
         told = await asyncio.to_thread(examined, made.address)
     assert told.failed == []
     assert told.checks["clock"]["outcome"] == "warn"
@@ -258,7 +258,7 @@ async def test_a_clock_that_is_wrong(examined):
 async def test_an_older_broker_that_does_not_tell_of_itself(examined):
     async with cluster(servers=1) as made:
         await ready(made)
-        made.broker.router.about = dict
+        made.broker._about = dict
         told = await asyncio.to_thread(examined, made.address)
     assert told.failed == []
     assert told.checks["versions"]["outcome"] == "warn"
