@@ -7,6 +7,7 @@ simulated cluster run this same class.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from zkv.dtypes import Array
 from zkv.errors import (
     BrokerLost,
     ClusterNotReady,
+    ProtocolError,
+    ServerLost,
     VersionMismatch,
     ZkvError,
     doctor_hint,
@@ -39,6 +42,8 @@ from zkv_brokers.shard import (
     ToServer,
 )
 
+TEXT_MAX = 4000
+"""Of a reason that is sent."""
 DECODING_EVERY_S = 1.0
 """How often the broker is told what updates and their decoding have cost."""
 
@@ -174,7 +179,7 @@ class Node:
 
     def turn_over(self, now: float) -> list[Action]:
         """All data messages of a turn are in: receipts and reports go out."""
-        self._carry(self.shard.turn_over(now))
+        self._tried(lambda: self.shard.turn_over(now))
         return self._flush(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -257,7 +262,20 @@ class Node:
         self._feed(FromBroker(message), now)
 
     def _feed(self, event: Event, now: float) -> None:
-        self._carry(self.shard.handle(event, now))
+        self._tried(lambda: self.shard.handle(event, now))
+
+    def _tried(self, does: Callable[[], list[ShardAction]]) -> None:
+        """Carry out what the shard wants. An entry that it has not applied to its end cannot be
+        applied again, and one that is left out makes it another model: it must not go on."""
+        try:
+            self._carry(does())
+        except ProtocolError:
+            raise
+        except Exception as error:
+            why = f"it cannot go on: {type(error).__name__}: {error}"[:TEXT_MAX]
+            self._link.send(c.Trouble(why))
+            self._out.append(Note("error", traceback.format_exc()))
+            self._fail(ServerLost(f"this server is lost: {why}"))
 
     def _carry(self, actions: list[ShardAction]) -> None:
         for action in actions:

@@ -108,7 +108,7 @@ class Router:
                 for message in messages:
                     try:
                         self._take(peer, message, out)
-                    except (ProtocolError, Refused, ValueError) as error:
+                    except (ProtocolError, Refused, ValueError, MemoryError) as error:
                         self.refuse(peer, getattr(message, "token", 0), error)
             case Tick():
                 self._tick(now, out)

@@ -38,6 +38,7 @@ from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
 from zkv_brokers.shard_keys import discard, regroup, status_of
+from zkv_brokers.shortage import spared
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
 
@@ -95,8 +96,8 @@ class Shard:
         match event:
             case FromBroker(message):
                 self._from_broker(message, out)
-            case FromWorker(message, payload):
-                self._from_worker(message, payload, out, now)
+            case FromWorker():
+                self._spared(event, out, now)
             case Reset():
                 grants, spans = self.grants, self.commits.spans
                 self.__init__(  # type: ignore[misc]
@@ -239,6 +240,9 @@ class Shard:
 
     # --- data --------------------------------------------------------------------------------
 
+    def _spared(self, event: FromWorker, out: list[Action], now: float) -> None:
+        spared(self._from_worker, self._void, self.contributions, event, out, now)
+
     def _from_worker(
         self, message: d.Data, payload: Array | None, out: list[Action], now: float
     ) -> None:
@@ -278,7 +282,7 @@ class Shard:
         for event in waiting:
             # What is wrong with one worker's message is no reason to drop the others'.
             with suppress(ProtocolError):
-                self._from_worker(event.message, event.payload, out, 0.0)
+                self._spared(event, out, 0.0)
 
     def _ack(self, contribution: ContributionId, bid: int) -> None:
         self._acks.setdefault(contribution.incarnation, []).append((contribution, bid))
@@ -375,13 +379,13 @@ class Shard:
     def _report_if_held(self, name: ContributionId, held: Open) -> None:
         if held.void or held.reported or not held.complete or held.bids is None:
             return
-        held.reported = True
         held.payloads = {bid: held.payloads[bid] for bid in sorted(held.bids)}
         if name.group == SEEDS:
             for bid, payload in held.payloads.items():
                 assert isinstance(payload, np.ndarray)
                 self.store.put(self.layout.blocks[bid], payload)
             self.contributions.settle(name)
+        held.reported = True
         self._held.append((name, held.grant))
 
     def held_elsewhere(self, names: Sequence[ContributionId]) -> None:

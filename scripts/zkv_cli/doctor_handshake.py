@@ -15,7 +15,7 @@ from zkv_cli.doctor_way import Handshake
 from zkv_net.sockets import connect, new_socket
 
 HANDSHAKE_S = 3.0
-ENDS = {
+ENDS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: "succeeded",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "refused",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "mechanism",
