@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         paths = [str(path) for path in SOURCE_ROOTS]
         paths += [path for path in inherited.split(os.pathsep) if path and path not in paths]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    # Whoever tests may have keys of their own: tests have those that they make.
+    os.environ["XDG_CONFIG_HOME"] = str(ROOT / "tests" / "no-configuration")
     for package in ("torch", "jax"):
         required = os.environ.get(f"ZKV_REQUIRE_{package.upper()}")
         if required and importlib.util.find_spec(package) is None:
@@ -57,12 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every async test runs on asyncio's own loop and, where it is installed, on uvloop."""
-    del config, item
+    """Every async test runs on asyncio's own loop and, where it is installed, on uvloop, unless it
+    is marked `one_loop`."""
+    del config
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
         "asyncio": asyncio.new_event_loop
     }
-    if importlib.util.find_spec("uvloop") is not None:
+    if item.get_closest_marker("one_loop") is None and importlib.util.find_spec("uvloop"):
         import uvloop
 
         factories["uvloop"] = uvloop.new_event_loop

@@ -34,6 +34,7 @@ from zkv.errors import ProtocolError
 from zkv.greetings import Beat as Beat
 from zkv.greetings import Bye as Bye
 from zkv.greetings import Fatal as Fatal
+from zkv.greetings import Keyring as Keyring
 from zkv.greetings import ServerAt as ServerAt
 from zkv.greetings import ServerHello as ServerHello
 from zkv.greetings import ServerWelcome as ServerWelcome
@@ -349,6 +350,7 @@ Message = (
     | Follow
     | Servers
     | Catchup
+    | Keyring
 )
 
 _limit = Meta(max_length=MESSAGES_PER_PACKET_MAX)

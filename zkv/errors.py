@@ -9,7 +9,8 @@
     │   ├── UnknownKey        the key was never initialised
     │   ├── KeyMismatch       shape, dtype or key set differ from what was initialised
     │   ├── PushRefused       a push was voided by a guard (NaN, Inf)
-    │   └── NameInUse         a live process already has this name
+    │   ├── NameInUse         a live process already has this name
+    │   └── NotAuthorised     a key is not known, was revoked, or its role is another one
     ├── Cancelled             the batch no longer counts; `worker.batch()` swallows it
     ├── Withdrawn             the block was left by an exception; nothing of it counts
     ├── StaleValues           a gradient was computed on values of an earlier batch
@@ -61,6 +62,10 @@ class PushRefused(Refused, ValueError):
 
 class NameInUse(Refused):
     """A live worker already has this name."""
+
+
+class NotAuthorised(Refused):
+    """This process's key is not known, was revoked, or is not for that; key and role are named."""
 
 
 class Cancelled(ZkvError):
@@ -126,6 +131,7 @@ _BY_CODE: dict[str, type[ZkvError]] = {
         KeyMismatch,
         PushRefused,
         NameInUse,
+        NotAuthorised,
         Cancelled,
         BrokerLost,
         ServerLost,

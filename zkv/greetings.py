@@ -97,3 +97,17 @@ class Bye(Frozen, frozen=True, tag=37):
     """Broker to worker: your leave is complete. Worker or server to broker: I stop now."""
 
     reason: Text
+
+
+class Keyring(Frozen, frozen=True, tag=39):
+    """Broker to server or worker: which keys may speak to you, and whose they are.
+
+    It adds to what was said before; `holders`, where it is there, replaces all of them.
+    """
+
+    members: list[tuple[UInt, Name]]
+    """Incarnations of workers, and their keys."""
+    places: list[tuple[Name, Name]]
+    """Addresses that you may dial, and the keys that answer there."""
+    holders: list[tuple[Name, UInt]] | None = None
+    """Keys, and what they may be (bits, as `zkv.roles.mask` has them)."""

@@ -21,6 +21,7 @@ from zkv.entries import Commit, Entry, Grant
 from zkv.errors import ConfigError
 from zkv.placements import placement
 from zkv.policy import SyncPolicy
+from zkv.roles import ROLES
 from zkv.spans import TURNS, Spans
 from zkv.topology import topology
 from zkv_brokers import router as r
@@ -28,6 +29,10 @@ from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
 from zkv_net import about, descriptors, tracing
 from zkv_net import loop as net
+from zkv_net.curve import Curve
+from zkv_net.keys import KeyFolder
+from zkv_net.listening import Listening
+from zkv_net.safety import Safety, choose
 from zkv_net.sockets import (
     FdSocket,
     bind,
@@ -39,6 +44,10 @@ from zkv_net.sockets import (
 log = logging.getLogger("zkv.broker")
 TICK_S = 0.1
 LINGER_MS = 500
+KEYS_EVERY_S = 0.5
+"""How often the keys folder is looked at."""
+LAST_WORD_S = 0.3
+"""What a peer whose key was revoked has to hear so, before it is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class BrokerConfig:
     placement: str = "by_size"
     topology: str = "servers"
     insecure: bool = False
+    keys: str = ""
+    """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
     io_threads: int = 1
@@ -85,6 +96,10 @@ class Broker:
         self._control: FdSocket | None = None
         self._relay: Relay | None = None
         self._recorder: Recorder | None = None
+        self._safety = Safety()
+        self._folder = KeyFolder(Path(config.keys) if config.keys else None)
+        self._keys_due = 0.0
+        self._keys_seen: Any = object()
         self._spans = tracing.recorder(config.trace)
         self._received_now: list[r.Event] = []
         self._versions = about.versions()
@@ -104,19 +119,35 @@ class Broker:
         size = self.config.socket_bytes
         data = new_socket(self._context, zmq.ROUTER, data=True, buffer_bytes=size)
         try:
+            self._safety = self._choose()
             self._bind(control, data)
             self._decide()
         except BaseException:
             # A context with an open socket would be waited for without end when it is collected.
             control.close(linger=0)
             data.close(linger=0)
+            self._safety.close()
             self._context.term()
             raise
-        self._control = FdSocket(control, self._received, turn_over=self._turn_over)
-        self._relay = Relay(self._context, data, self._link_changed, size)
+        where = "the broker's control port"
+        self._control = Listening(
+            control, self._received, self._safety, ROLES, where, turn_over=self._turn_over
+        )
+        self._relay = Relay(self._context, data, self._link_changed, size, self._safety)
+        self._look_at_keys()
+
+    def _choose(self) -> Safety:
+        """Keys, if anybody but this machine can reach a port."""
+        config = self.config
+        binds = [config.bind, *([config.data_bind] if config.data_bind else [])]
+        return choose(
+            self._context, binds=binds, insecure=config.insecure, keys=config.keys, is_broker=True
+        )
 
     def _bind(self, control: zmq.Socket[bytes], data: zmq.Socket[bytes]) -> None:
         config = self.config
+        for socket in (control, data):
+            self._safety.listen(socket)
         bound = bind(control, config.bind, insecure=config.insecure)
         data_bound = bind(data, self._data_bind(bound), insecure=config.insecure)
         self.address = announced(bound, config.advertise)
@@ -141,6 +172,7 @@ class Broker:
             placement=config.placement,
             topology=config.topology,
             data_address=self.data_address,
+            key=self._safety.key,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,
         )
@@ -158,12 +190,36 @@ class Broker:
 
     def _received(self, frames: list[zmq.Frame]) -> None:
         if len(frames) == 2:
-            self._received_now.append(r.Received(frames[0].bytes, frames[1].bytes))
+            key = self._safety.sender(frames[1])
+            self._received_now.append(r.Received(frames[0].bytes, frames[1].bytes, key))
         else:
             log.warning("dropped a control message of %d frames", len(frames))
 
     def _link_changed(self, index: int, up: bool) -> None:
         self._handle([r.ServerLink(index, up)])
+
+    def _look_at_keys(self) -> None:
+        """Hear who is let in, if that has changed; cut off who is not any more."""
+        now = time.monotonic()
+        if not isinstance(self._safety, Curve) or now < self._keys_due:
+            return
+        self._keys_due = now + KEYS_EVERY_S
+        try:
+            changed = self._folder.changed()
+            if changed == self._keys_seen:
+                return
+            holders, wrong = self._folder.scan()
+        except OSError as error:
+            # No descriptor left, say: that must not put everybody out.
+            log.error("cannot read which keys are let in; those that were stay: %s", error)
+            return
+        self._keys_seen = changed
+        for text in wrong:
+            log.warning("%s", text)
+        self._safety.let_in({one.key: one.roles for one in holders})
+        self._handle([r.Keys(tuple(holders))])
+        # Later: they are still to hear why.
+        asyncio.get_running_loop().call_later(LAST_WORD_S, self._safety.cut)
 
     def _turn_over(self) -> None:
         """What came in during one turn of the loop is decided at once, and travels together."""
@@ -189,7 +245,9 @@ class Broker:
                     self._control.send([route, frame])
                 case r.Note(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
-                case r.ServersChanged(addresses):
+                case r.ServersChanged(addresses, keys):
+                    for address, key in keys:
+                        self._safety.place(address, key)
                     self._relay.connect(dict(addresses))
 
     def _about(self) -> dict[str, Any]:
@@ -207,6 +265,8 @@ class Broker:
             self._handle([r.Tick()])
             if short := self._descriptors.look(time.monotonic()):
                 log.warning("%s", short)
+            self._look_at_keys()
+            self._safety.tick()
             try:
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
             except TimeoutError:
@@ -228,6 +288,7 @@ class Broker:
             self._control.close(LINGER_MS)
         if self._relay is not None:
             self._relay.close()
+        self._safety.close()
         self._context.destroy(linger=LINGER_MS)
 
 

@@ -44,5 +44,7 @@ class RouterConfig:
     """A server that updates a large shard is silent for seconds; a dead one's connection breaks."""
     beat_s: float = 0.5
     link_resend_s: float = 1.0
+    key: str = ""
+    """The broker's own public key; "": there are no keys."""
     keep_log: bool = False
     """Keep every log entry in memory, for replays and tests."""

@@ -15,8 +15,10 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.wire import split_route
 from zkv_brokers.shard_events import ToServer
+from zkv_net.dialling import Dialled
 from zkv_net.nearby import payload_bytes
-from zkv_net.sockets import FdSocket, connect, new_socket
+from zkv_net.safety import Safety
+from zkv_net.sockets import FdSocket, new_socket
 
 Heard = Callable[[bytes, Data, Array | None], None]
 """Called with header, message and payload (flat uint8) of what a server has sent."""
@@ -31,8 +33,10 @@ class Couriers:
         answer: Callable[[list[bytes], list[Any]], None],
         heard: Heard,
         turn_over: Callable[[], None],
+        safety: Callable[[], Safety] = Safety,
     ) -> None:
         self._context = context
+        self._safety = safety
         self._answer = answer
         self._heard = heard
         self._turn_over = turn_over
@@ -54,9 +58,9 @@ class Couriers:
             return
         if action.address not in self._dialled:
             socket = new_socket(self._context, zmq.DEALER, data=True)
-            connect(socket, action.address)
-            self._dialled[action.address] = FdSocket(
-                socket, self._received, turn_over=self._turn_over
+            self._dialled[action.address] = Dialled(
+                *(socket, action.address, self._received, self._safety()),
+                turn_over=self._turn_over,
             )
         where = [action.server.to_bytes(2, "big")] if action.relayed else []
         self._dialled[action.address].send([*where, *frames])

@@ -6,11 +6,27 @@ import numpy as np
 from numba import types
 
 from zkv.dtypes import Array
-from zkv_codecs.kernels.numba_types import F4, F4_IN, kernel, part
+from zkv_codecs.kernels.numba_types import F4, F4_IN, helper, kernel, part
 
-_F = types.float32
+_F, _B = types.float32, types.boolean
 PIECE = 8192
 """Elements of a sum at a time: they stay in the first cache."""
+INFINITY = np.uint32(0x7F800000)
+"""All bits of the exponent, which only a NaN or an infinity has."""
+
+
+@helper
+def _exponent(value: np.float32) -> np.uint32:
+    return np.uint32(np.float32(value).view(np.uint32) & INFINITY)
+
+
+@kernel(F4_IN, returns=_B)
+def finite(values: Array) -> bool:
+    """Return whether no element is NaN or infinite."""
+    most = np.uint32(0)
+    for i in range(values.size):
+        most = max(most, _exponent(values[i]))
+    return bool(most < INFINITY)
 
 
 @kernel(F4_IN, _F, F4)
@@ -51,13 +67,34 @@ def _step(x: Array, total: Array, by: float, factor: float, rate: float, out: Ar
             out[i] = x[i] + ((total[i] / by) * factor) * rate
 
 
+@part
+def _all_of_two(
+    x: Array,
+    g: Array,
+    w: float,
+    h: Array,
+    v: float,
+    by: float,
+    factor: float,
+    rate: float,
+    out: Array,
+) -> np.uint32:
+    """Write x + (w g + v h) / by factor rate to another array, and return the largest exponent."""
+    most = np.uint32(0)
+    for i in range(out.size):
+        value = x[i] + (((g[i] * w + h[i] * v) / by) * factor) * rate
+        out[i] = value
+        most = max(most, _exponent(value))
+    return most
+
+
 @kernel(F4_IN, F4_IN, _F, _F, _F, F4)
 def sgd(x: Array, total: Array, by: float, factor: float, rate: float, out: Array) -> None:
     """Write x + total / by factor rate; `out` may be x."""
     _step(x, total, by, factor, rate, out)
 
 
-@kernel(F4_IN, F4_IN, _F, F4_IN, _F, _F, _F, _F, F4)
+@kernel(F4_IN, F4_IN, _F, F4_IN, _F, _F, _F, _F, F4, returns=_B)
 def sgd_of_two(
     x: Array,
     g: Array,
@@ -68,11 +105,18 @@ def sgd_of_two(
     factor: float,
     rate: float,
     out: Array,
-) -> None:
-    """Write x + (w g + v h) / by factor rate; `out` may be x."""
+) -> bool:
+    """Write x + (w g + v h) / by factor rate; `out` may be x. Return whether all of it is finite,
+    and so g and h."""
+    if out.ctypes.data != x.ctypes.data:
+        return bool(_all_of_two(x, g, w, h, v, by, factor, rate, out) < INFINITY)
+    most = np.uint32(0)
     scratch = np.empty(PIECE, np.float32)
     for start in range(0, out.size, PIECE):
         stop = min(start + PIECE, out.size)
         total = scratch[: stop - start]
         _two(g[start:stop], w, h[start:stop], v, total)
         _step(x[start:stop], total, by, factor, rate, out[start:stop])
+        for i in range(total.size):
+            most = max(most, _exponent(total[i]))
+    return bool(most < INFINITY)

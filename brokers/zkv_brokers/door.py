@@ -87,6 +87,7 @@ class Door:
         if isinstance(admitted, ZkvError):
             raise admitted
         router.hub.note("info", f"{admitted} joined")
+        router.gatekeeper.worker_joins(admitted)
         router.log_epoch(out)
         out.tell(admitted.incarnation, requests.welcome(router, admitted))
         for told in router.catalog.history:

@@ -69,6 +69,7 @@ class Fleet:
             raise enrolled
         here = f"{len(members.servers)} of {members.servers_wanted}"
         router.hub.note("info", f"{enrolled} is here, {here}")
+        router.gatekeeper.server_joins(enrolled)
         welcome = c.ServerWelcome(enrolled.index, members.servers_wanted, members.term)
         router.hub.send(peer, welcome)
         if late:
@@ -85,6 +86,10 @@ class Fleet:
             except ZkvError as error:
                 router.refuse(waited, 0, error)
         return members.complete
+
+    def forget(self, peer: int) -> None:
+        """A late server that was early must not come in."""
+        self._early.pop(peer, None)
 
     def _catch_up(self, out: Decisions) -> Iterator[c.Catchup]:
         """Yield what a server has to know that was not here when it was written into the log."""

@@ -39,6 +39,7 @@ class Hub:
         self._resend_s = resend_s
         self._links: dict[int, Link] = {}
         self._routes: dict[int, bytes] = {}
+        self._keys: dict[int, str] = {}
         self._busy: set[int] = set()
         self._closing: set[int] = set()
         self._out: list[Send | Note] = []
@@ -47,8 +48,9 @@ class Hub:
         """Return everybody who was heard and not forgotten."""
         return list(self._links)
 
-    def receive(self, route: bytes, frame: bytes) -> tuple[int, list[c.Message]]:
-        """Take a frame in; return the peer (0: nobody) and its new messages, in order."""
+    def receive(self, route: bytes, frame: bytes, key: str = "") -> tuple[int, list[c.Message]]:
+        """Take a frame in; return the peer (0: nobody) and its new messages, in order. `key` is
+        that of the connection it came over: a peer keeps the one that it has come with."""
         try:
             packet = c.decode_messages(open_envelope(frame), by_broker=True)
         except VersionMismatch as error:
@@ -71,10 +73,17 @@ class Hub:
             link = self._links[packet.source] = Link(
                 self._instance, peer=packet.source, resend_s=self._resend_s
             )
+        if self._keys.setdefault(packet.source, key) != key:
+            self.note("warning", f"dropped a packet of another peer's, sent by key {key[:8]}…")
+            return 0, []
         self._routes[packet.source] = route
         self._busy.add(packet.source)
         _, messages = link.receive(packet, self.now)
         return packet.source, messages
+
+    def key_of(self, peer: int) -> str:
+        """Return the key that a peer has come with; "" where there are no keys."""
+        return self._keys.get(peer, "")
 
     def send(self, peer: int, message: c.Message) -> None:
         """Queue a message for a peer, if it is still known."""
@@ -111,6 +120,7 @@ class Hub:
         """Forget a peer now."""
         self._links.pop(peer, None)
         self._routes.pop(peer, None)
+        self._keys.pop(peer, None)
         self._closing.discard(peer)
         self._busy.discard(peer)
 

@@ -52,6 +52,7 @@ def hear(router: Router, worker: Worker, message: c.Listens | c.CutOff, out: Dec
     """A worker says where others reach it, or that it cannot go on with sums."""
     if isinstance(message, c.Listens):
         worker.address, worker.machine = message.address, message.machine
+        router.gatekeeper.listens(worker)
         return
     why = f"{worker}: {message.reason}"
     router.hub.note("warning", f"what workers have added up comes apart: {why}")

@@ -100,7 +100,14 @@ class Drained:
     """All that this server held is elsewhere, and the broker knows that it goes: it may end."""
 
 
-Action = SendControl | ToWorker | ToServer | Prepare | Note | Failed | Drained
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """The broker has said whose keys are whose."""
+
+    ring: c.Keyring
+
+
+Action = SendControl | Keyed | ToWorker | ToServer | Prepare | Note | Failed | Drained
 
 
 class Node:
@@ -132,6 +139,8 @@ class Node:
         """Between this server and the broker."""
         self.welcome: c.ServerWelcome | None = None
         self.failed: ZkvError | None = None
+        self.trouble = ""
+        """Why the broker cannot be reached, as far as its driver knows."""
         self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
         self._began = now
         self._next_beat = now
@@ -197,8 +206,9 @@ class Node:
             silent = now - self._link.heard
             self._fail(
                 BrokerLost(
-                    f"nothing was heard of the broker at {self.config.broker} for {silent:.1f} s; "
-                    f"{doctor_hint(self.config.broker)}"
+                    f"nothing was heard of the broker at {self.config.broker} for {silent:.1f} s"
+                    + (f": {self.trouble}" if self.trouble else "")
+                    + f"; {doctor_hint(self.config.broker)}"
                 )
             )
         return self._flush(now)
@@ -251,6 +261,9 @@ class Node:
             case c.Fatal(code=code, reason=reason) | c.Refusal(code=code, reason=reason):
                 self._fail(from_code(code, reason))
                 return
+            case c.Keyring():
+                self._out.append(Keyed(message))
+                return
             case c.Bye() if self.shard.copies.left:
                 self._out.append(Drained())
             case c.Beat(at=at, echo=echo) if echo is not None:
@@ -288,6 +301,8 @@ class Node:
         config = self.config
         waited = now - self._began
         text = f"waiting for broker: nothing has answered at {config.broker} for {waited:.1f} s"
+        if self.trouble:
+            text += f": {self.trouble}"
         if self._link.heard is not None:
             text = f"the broker at {config.broker} has not let this server in for {waited:.1f} s"
         if waited > config.connect_timeout_s:

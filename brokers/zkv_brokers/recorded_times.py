@@ -52,9 +52,9 @@ class _Listener(Hub):
                 self._granted.pop((name, grant), None)
         super().send(peer, message)
 
-    def receive(self, route: bytes, frame: bytes) -> tuple[int, list[c.Message]]:
+    def receive(self, route: bytes, frame: bytes, key: str = "") -> tuple[int, list[c.Message]]:
         """Receive, and book the time of a batch that is finished."""
-        peer, messages = super().receive(route, frame)
+        peer, messages = super().receive(route, frame, key)
         worker = self._members.by_peer.get(peer)
         for message in messages if isinstance(worker, Worker) else []:
             match message:

@@ -21,7 +21,7 @@ from zkv.errors import ProtocolError
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import NodeConfig
 from zkv_brokers.shard import Shard
-from zkv_brokers.signals import Event, Received, ServerLink
+from zkv_brokers.signals import Event, Keys, Received, ServerLink
 
 FORMAT = "zkv recording 1"
 LENGTH_BYTES = 4
@@ -53,8 +53,10 @@ class Recorder:
         plain: list[tuple[Any, ...]] = []
         for event in events:
             match event:
-                case Received(route, frame):
-                    plain.append((route, frame))
+                case Received(route, frame, key):
+                    plain.append((route, frame, key) if key else (route, frame))
+                case Keys(holders):
+                    plain.append(("keys", [(o.key, o.name, sorted(o.roles)) for o in holders]))
                 case ServerLink(index, up):
                     plain.append((index, up, None))
                 case _:

@@ -1,7 +1,8 @@
 """The data port of the broker: route `broker`, and an eye on the servers' connections.
 
 Frames pass as they are, nothing is decoded. A worker puts the server's index before the empty
-delimiter; the broker replaces it by the worker's route, and the server answers over the same route.
+delimiter; the broker replaces it by the worker's route (where there are keys, with the worker's in
+front of it, which the server could not see otherwise), and the server answers over the same route.
 
 The connection to each server is kept whatever the route is, as it tells at once when the process
 behind it is gone: a busy server is silent, but its connection stays.
@@ -11,15 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
-from zkv_net.sockets import FdSocket, connect, new_socket
+from zkv.roles import KEY_BYTES
+from zkv_net.dialling import Dialled
+from zkv_net.listening import Listening
+from zkv_net.safety import Safety
+from zkv_net.sockets import new_socket
 
 log = logging.getLogger("zkv.broker")
-WATCHED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
 class Relay:
@@ -35,15 +39,15 @@ class Relay:
         front: zmq.Socket[bytes],
         link_changed: Callable[[int, bool], None],
         socket_bytes: int = 0,
+        safety: Safety | None = None,
     ) -> None:
         self._context = context
+        self._safety = safety or Safety()
         self._socket_bytes = socket_bytes
         self._link_changed = link_changed
-        self._front = FdSocket(front, self._from_worker)
-        self._backs: dict[int, FdSocket] = {}
-        self._watches: dict[int, FdSocket] = {}
-        self._monitors: list[FdSocket] = []
-        """Those of servers that have gone are closed."""
+        roles, where = ("worker", "server", "follower", "admin"), "the broker's data port"
+        self._front = Listening(front, self._from_worker, self._safety, roles, where)
+        self._backs: dict[int, Dialled] = {}
         self.bytes_relayed = 0
 
     def connect(self, addresses: dict[int, str]) -> None:
@@ -56,18 +60,10 @@ class Relay:
                 continue
             size = self._socket_bytes
             socket = new_socket(self._context, zmq.DEALER, data=True, buffer_bytes=size)
-            monitor = socket.get_monitor_socket(WATCHED)
-            self._watches[index] = FdSocket(monitor, self._watcher(index))
-            self._monitors.append(self._watches[index])
-            connect(socket, address)
-            self._backs[index] = FdSocket(socket, self._from_server)
-
-    def _watcher(self, index: int) -> Callable[[list[zmq.Frame]], None]:
-        def watch(frames: list[zmq.Frame]) -> None:
-            event = parse_monitor_message([frame.bytes for frame in frames])
-            self._link_changed(index, event["event"] == zmq.EVENT_CONNECTED)
-
-        return watch
+            changed = partial(self._link_changed, index)
+            self._backs[index] = Dialled(
+                socket, address, self._from_server, self._safety, link_changed=changed
+            )
 
     def _from_worker(self, frames: list[zmq.Frame]) -> None:
         if len(frames) < 4 or len(frames[1]) != 2:
@@ -76,11 +72,20 @@ class Relay:
         back = self._backs.get(int.from_bytes(frames[1].bytes, "big"))
         if back is not None:
             self.bytes_relayed += len(frames[-1])
-            back.send([frames[0], *frames[2:]])
+            route: Any = frames[0]
+            if self._safety.encrypts:
+                if len(frames[2]):
+                    log.warning("dropped a data message whose route is longer than it can be")
+                    return
+                route = bytes.fromhex(self._safety.sender(frames[-1])) + route.bytes
+            back.send([route, *frames[2:]])
 
     def _from_server(self, frames: list[zmq.Frame]) -> None:
         self.bytes_relayed += len(frames[-1])
-        self._front.send(frames)
+        if self._safety.encrypts:
+            self._front.send([frames[0].bytes[KEY_BYTES:], *frames[1:]])
+        else:
+            self._front.send(frames)
 
     def close(self) -> None:
         """Close all sockets; a second call does nothing."""
@@ -89,10 +94,4 @@ class Relay:
             self._leave(index)
 
     def _leave(self, index: int) -> None:
-        back = self._backs.pop(index)
-        if not back.socket.closed:
-            back.socket.disable_monitor()
-        back.close()
-        # Only now: with nobody to read an event, libzmq's I/O thread would wait for ever to write
-        # it, and disable_monitor for that thread.
-        self._watches.pop(index).close()
+        self._backs.pop(index).close()

@@ -13,11 +13,12 @@ import numpy as np
 from zkv.data_messages import decode_data
 from zkv.errors import ProtocolError
 from zkv.policy import policy
+from zkv.roles import Holder
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import Node, NodeConfig
 from zkv_brokers.recording import FORMAT, digest_of, records
 from zkv_brokers.router import Router
-from zkv_brokers.signals import Event, Received, ServerLink, Tick
+from zkv_brokers.signals import Event, Keys, Received, ServerLink, Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,14 @@ def event_of(plain: list[Any]) -> Event:
     match plain:
         case []:
             return Tick()
+        case ["keys", holders]:
+            return Keys(tuple(Holder(key, name, frozenset(roles)) for key, name, roles in holders))
         case [route, frame]:
             return Received(route, frame)
         case [index, up, None]:
             return ServerLink(index, up)
+        case [route, frame, key]:
+            return Received(route, frame, key)
     raise ProtocolError(f"no event of a broker: {plain!r}")
 
 

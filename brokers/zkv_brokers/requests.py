@@ -381,6 +381,7 @@ def status(router: Router) -> dict[str, Any]:
                 "index": server.index,
                 "name": server.hello.name,
                 "address": server.hello.address,
+                "key": router.hub.key_of(server.peer),
                 "host": server.hello.host,
                 "pid": server.hello.pid,
                 "last_heard_s": round(router.hub.silent_s(server.peer), 3),

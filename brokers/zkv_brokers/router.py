@@ -24,6 +24,7 @@ from zkv_brokers.config import RouterConfig as RouterConfig
 from zkv_brokers.decisions import Decisions, Pins
 from zkv_brokers.door import Door
 from zkv_brokers.fleet import Fleet
+from zkv_brokers.gatekeeper import Gatekeeper
 from zkv_brokers.group import Group
 from zkv_brokers.groups import Groups
 from zkv_brokers.hub import Hub
@@ -33,14 +34,15 @@ from zkv_brokers.loads import Loads
 from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
+from zkv_brokers.optimizers_in_force import MODEL_DEFAULT, PLAIN_DEFAULT
 from zkv_brokers.rearranging import rearrange
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Event as Event
+from zkv_brokers.signals import Keys as Keys
 from zkv_brokers.signals import Received as Received
 from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
-from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
 
 
 class Router:
@@ -61,25 +63,21 @@ class Router:
         places = (self.topology.placement(config.placement), self.members.names)
         self.catalog = Catalog(self.layout, self.coding, config.block_bytes, *places)
         self.catalog.pieces = lambda blocks: self.topology.pieces(blocks, config.workers)
+        parts = (self.layout, self.catalog, self.members)
         pins = Pins(config.versions_pinned_max)
-        self.groups = Groups(
-            self.layout, self.catalog, self.members, config.policy, pins, self._prepare
-        )
+        self.groups = Groups(*parts, config.policy, pins, self._prepare)
         self.log = Log(keep=config.keep_log)
         self.decided: list[c.Entry] = []
         """What the last turn has written into the log."""
         self.failed: c.Fatal | None = None
-        self.door = Door(self)
+        self.door, self.gatekeeper = Door(self), Gatekeeper(self, config.key)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
-        self.about: dict[str, object] = {}
-        """What its process says of itself, for `status`: nothing that decides reads it."""
+        self.about: dict[str, object] = {}  # What its process says of itself, for `status` alone.
         self._told: dict[int, str] = {}
-        self._line_passed = False
-        self._shortage = ""
+        self._line_passed, self._shortage, self._next_beat = False, "", 0.0
         self._addresses: ServersChanged | None = None
-        self._next_beat = 0.0
         self.log_configuration(Decisions(0))
 
     @property
@@ -103,8 +101,8 @@ class Router:
 
     def _one(self, event: Event, now: float, out: Decisions) -> None:
         match event:
-            case Received(route, frame):
-                peer, messages = self.hub.receive(route, frame)
+            case Received(route, frame, key):
+                peer, messages = self.hub.receive(route, frame, key)
                 for message in messages:
                     try:
                         self._take(peer, message, out)
@@ -112,6 +110,8 @@ class Router:
                         self.refuse(peer, getattr(message, "token", 0), error)
             case Tick():
                 self._tick(now, out)
+            case Keys(holders):
+                self.gatekeeper.learn(holders, out)
             case ServerLink(index, up):
                 if index in self.members.servers:
                     self.members.servers[index].broken = not up
@@ -151,6 +151,7 @@ class Router:
 
     def _take(self, peer: int, message: c.Message, out: Decisions) -> None:
         who = self.members.by_peer.get(peer)
+        self.gatekeeper.check(peer, message, who)
         match message:
             case c.WorkerHello() | c.ServerHello() if who is not None:
                 pass  # Said twice: a process is one member.
@@ -183,8 +184,7 @@ class Router:
 
     def servers_changed(self) -> None:
         """Tell the data port which servers are here."""
-        addresses = tuple((s.index, s.hello.address) for s in self.members.servers.values())
-        self._addresses = ServersChanged(addresses)
+        self._addresses = self.gatekeeper.addresses()
 
     def _from_worker(self, worker: Worker, message: c.Message, out: Decisions) -> None:
         match message:

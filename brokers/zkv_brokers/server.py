@@ -21,11 +21,9 @@ import zmq
 from zkv.data_messages import (
     Block,
     Data,
-    Done,
     Fetch,
     Got,
     Greet,
-    Part,
     Push,
     Share,
     Shared,
@@ -39,20 +37,22 @@ from zkv_brokers import aggregates, dense
 from zkv_brokers.couriers import Couriers
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
-from zkv_brokers.node import Action, Drained, Failed, Node, NodeConfig, Note, SendControl
+from zkv_brokers.node import Action, Drained, Failed, Keyed, Node, NodeConfig, Note, SendControl
 from zkv_brokers.recording import Recorder, digest_of
+from zkv_brokers.senders import Senders, sender
 from zkv_brokers.shard import Prepare, Shard, ToServer
 from zkv_codecs.plan import Plan
 from zkv_net import descriptors, tracing
 from zkv_net import loop as net
+from zkv_net.dialling import Dialled
+from zkv_net.listening import Listening
 from zkv_net.nearby import Nearby, NeverShown, payload_bytes
-from zkv_net.sockets import FdSocket, bind, connect, new_socket
+from zkv_net.safety import Safety, choose
+from zkv_net.sockets import FdSocket, bind, new_socket
 
 log = logging.getLogger("zkv.server")
 TICK_S = 0.1
 LINGER_MS = 500
-STRANGER_S = 60.0
-"""How long the route of one who is no member yet is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ class ServerConfig:
     narrate_every_s: float = 5.0
     broker_lost_s: float = 10.0
     insecure: bool = False
+    keys: str = ""
+    """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
     joins: bool = False
     """Whether it is one more, where all servers that were asked for are here."""
     io_threads: int = 1
@@ -94,11 +96,6 @@ class Server:
         self.on_welcome: Callable[[int, int], None] = lambda index, servers: None
         """Called with the server's index and how many there are, when a broker lets it in."""
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
-        self._routes: dict[int, list[bytes]] = {}
-        self._newest = 0
-        """The incarnation that has become a member last."""
-        self._strangers: dict[int, float] = {}
-        """Since when others have a route."""
         self._control: FdSocket | None = None
         self._data: FdSocket | None = None
         self._stopped: asyncio.Future[None] | None = None
@@ -108,7 +105,11 @@ class Server:
         self._turn = 0
         self._descriptors = descriptors.Watch()
         self._nearby = Nearby(self._post, self._now, config.shared_bytes)
-        self._couriers = Couriers(self._context, self._answer, self._hear, self._turn_over)
+        self._senders = Senders(self._nearby.gone)
+        self._safety = Safety()
+        self._couriers = Couriers(
+            *(self._context, self._answer, self._hear, self._turn_over), safety=lambda: self._safety
+        )
 
     @property
     def shard(self) -> Shard:
@@ -129,19 +130,36 @@ class Server:
         control = new_socket(self._context, zmq.DEALER, data=False)
         try:
             net.resolvable(config.broker)
+            # What is wrong with an address is said before keys are looked for.
+            net.advertised(config.bind, config.broker, config.advertise)
+            self._safety = choose(
+                *(self._context,),
+                binds=[config.bind],
+                dials=[config.broker],
+                insecure=config.insecure,
+                keys=config.keys,
+            )
+            self._safety.listen(data)
+            self._senders.safety = self._safety
             bound = bind(data, config.bind, insecure=config.insecure)
             self.address = net.advertised(bound, config.broker, config.advertise)
-            connect(control, config.broker)
             self._make_node()
+            self._control = Dialled(
+                *(control, config.broker, self._from_broker, self._safety),
+                troubled=self._troubled,
+            )
         except BaseException:
             # A context with an open socket would be waited for without end when it is collected.
             data.close(linger=0)
             control.close(linger=0)
+            self._safety.close()
             self._context.term()
             raise
         self._stopped = asyncio.get_running_loop().create_future()
-        self._data = FdSocket(data, self._from_worker, turn_over=self._turn_over)
-        self._control = FdSocket(control, self._from_broker)
+        roles, where = ("worker", "server", "follower", "admin"), "this server's data port"
+        self._data = Listening(
+            *(data, self._from_worker, self._safety, roles, where), turn_over=self._turn_over
+        )
         self._tick()
 
     def _make_node(self) -> None:
@@ -181,8 +199,13 @@ class Server:
             self._recorder.heard(kind, now, *what)
         return now
 
+    def _troubled(self, text: str) -> None:
+        if self.node is not None:
+            self.node.trouble = text
+
     def _tick(self) -> None:
         assert self.node is not None
+        self._safety.tick()
         self._carry_out(self.node.tick(self._hears("tick")))
 
     def _now(self) -> float:
@@ -204,11 +227,13 @@ class Server:
         try:
             route, rest = split_route(frames)
             message = decode_data(rest[0].buffer, payload_bytes(rest))
+            if not self._senders.may(message, route, frames[-1]):
+                return
             if isinstance(message, Fetch):
                 self._couriers.asked(message, [frame.bytes for frame in route])
                 self._hear(rest[0].bytes, message, None)
                 return
-            if not self._is_known(message, [frame.bytes for frame in route]):
+            if not self._senders.is_known(message, [frame.bytes for frame in route]):
                 log.warning("dropped a %s that came over another route", type(message).__name__)
                 return
             peer = sender(message)
@@ -258,13 +283,6 @@ class Server:
     def _say(self, incarnation: int, message: Data) -> None:
         self._send_data(incarnation, encode_data(message), None)
 
-    def _is_known(self, message: Data, route: list[bytes]) -> bool:
-        """Whether the message came over the route on which its worker has greeted."""
-        if isinstance(message, Greet):
-            self._routes[message.incarnation] = route
-            return True
-        return self._routes.get(sender(message)) == route
-
     def _turn_over(self) -> None:
         if self.node is not None:
             self._carry_out(self.node.turn_over(self._hears("over")))
@@ -280,6 +298,8 @@ class Server:
                     if self._sends is not None and isinstance(message, Block):
                         self._sends.block(message, payload)
                     self._send_data(incarnation, encode_data(message), payload)
+                case Keyed(ring):
+                    self._safety.learn(ring)
                 case Prepare(plans):
                     # On a machine that never used these codecs, the loop would be silent so long
                     # that the server seems lost.
@@ -303,13 +323,13 @@ class Server:
             dense.warm()
 
     def _send_data(self, incarnation: int, header: bytes, payload: Any) -> None:
-        if incarnation in self._routes:
+        if incarnation in self._senders.routes:
             # What is to be sent in one turn to several workers may be the same values: nothing that
             # is sent changes before the turn is over, and later it may.
             self._nearby.send(incarnation, header, payload, self._turn)
 
     def _post(self, incarnation: int, frames: list[Any]) -> None:
-        route = self._routes.get(incarnation)
+        route = self._senders.routes.get(incarnation)
         if route is not None and self._data is not None:
             self._data.send([*route, *frames])
 
@@ -332,22 +352,12 @@ class Server:
         assert self.node is not None
         while not self._stopped.done():
             self._tick()
-            self._forget_those_gone(self.node.shard.members)
+            self._senders.forget_those_gone(self.node.shard.members, self._now())
             self._nearby.turn()
             if short := self._descriptors.look(self._now()):
                 log.warning("%s", short)
             await asyncio.wait({self._stopped}, timeout=TICK_S)
         await self._stopped
-
-    def _forget_those_gone(self, members: set[int]) -> None:
-        """Forget the routes of those who are no members any more. Who greets before the log says
-        that it is one, which incarnations tell, as they rise, has some time to become one."""
-        now, self._newest = self._now(), max(self._newest, *members, 0)
-        for who in self._routes.keys() - members:
-            since = self._strangers.setdefault(who, now)
-            if who <= self._newest or now - since > STRANGER_S:
-                del self._routes[who], self._strangers[who]
-                self._nearby.gone(who)
 
     def stop(self, why: str = "") -> None:
         """Say goodbye to the broker and end `serve`."""
@@ -367,17 +377,9 @@ class Server:
         for socket in (self._control, self._data):
             if socket is not None:
                 socket.close(LINGER_MS)
+        self._safety.close()
         self._context.destroy(linger=LINGER_MS)
         self._nearby.close()
-
-
-def sender(message: Data) -> int:
-    """Return the incarnation of the worker that a data message is from (or for)."""
-    if isinstance(message, Push | Done):
-        return message.contribution.incarnation
-    if isinstance(message, Fetch | Part):
-        raise ProtocolError(f"a {type(message).__name__} is not from a worker")
-    return message.incarnation
 
 
 async def serve(config: ServerConfig, ready: Callable[[Server], None] | None = None) -> None:

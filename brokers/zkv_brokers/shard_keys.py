@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zkv import control as c
-from zkv.wire import MODEL, NO_BATCH, PULLS
+from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, ContributionId
+from zkv_brokers.guards import Problem
 
 if TYPE_CHECKING:
     from zkv_brokers.shard import Shard
@@ -23,6 +24,17 @@ def regroup(shard: Shard, kid: int, group: int, bid: int) -> None:
     else:
         for block in (before, *rest):
             store.views.drop(block.bid)
+
+
+def drop(shard: Shard, entry: c.Init) -> None:
+    """Forget keys whose first values will not come."""
+    kids = [key.kid for key in entry.keys if key.spec.same_as is None]
+    tables = [table.kid for table in entry.tables]
+    shard.tables.drop(tables)
+    for block in shard.layout.blocks_for(kids):
+        shard.store.drop(block.bid)
+    shard.layout.remove(kids + tables)
+    shard.contributions.discard(entry.incarnation, SEEDS, entry.init, NO_BATCH)
 
 
 def discard(shard: Shard, entry: c.Discard) -> None:
@@ -52,3 +64,9 @@ def status_of(shard: Shard) -> dict[str, object]:
         "contribution_bytes": shard.contributions.bytes_held,
         "model_version": shard.versions.get(MODEL, 0),
     }
+
+
+def no_block(server: int, name: ContributionId, bid: int) -> Problem:
+    """Return why a block of a contribution is refused that this server does not hold."""
+    of = "this initialisation" if name.group == SEEDS else f"group {name.group}"
+    return "?", f"server {server} holds no block {bid} of {of}"

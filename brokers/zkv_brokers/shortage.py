@@ -13,7 +13,7 @@ from zkv_brokers.guards import Problem
 from zkv_brokers.shard_events import Action, FromWorker
 
 Hear = Callable[[d.Data, Array | None, list[Action], float], None]
-Void = Callable[[ContributionId, Open, Problem, list[Action]], None]
+Void = Callable[[ContributionId, Open, Problem], None]
 
 
 def spared(
@@ -41,4 +41,4 @@ def spared(
                 "servers, or limit what waits there (zkv server --budget)"
             )
             held = contributions.at(message.contribution, message.grant)
-            void(message.contribution, held, ("?", text), out)
+            void(message.contribution, held, ("?", text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zkv.roles import Holder
 from zkv_brokers.hub import Note, Send
 
 
@@ -13,6 +14,15 @@ class Received:
 
     route: bytes
     frame: bytes
+    key: str = ""
+    """Whose key the connection has; "" where there are no keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """These keys are let in from here on, and no others."""
+
+    holders: tuple[Holder, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,7 @@ class ServerLink:
     up: bool
 
 
-Event = Received | Tick | ServerLink
+Event = Received | Tick | ServerLink | Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,8 @@ class ServersChanged:
     """The data port (route `broker`) must know these servers, by index."""
 
     addresses: tuple[tuple[int, str], ...]
+    keys: tuple[tuple[str, str], ...] = ()
+    """Their addresses, and the keys that answer there."""
 
 
 Action = Send | Note | ServersChanged

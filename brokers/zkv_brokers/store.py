@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from zkv.dtypes import Array, DType, narrow, widen
 from zkv.layout import Layout
 from zkv.optim import Rule, init_slots, square_sum, square_sum_of, stays_where_zero, update
 from zkv.optimizer_spec import OptimizerSpec, optimizer
-from zkv.staleness import Staleness
 from zkv.sums import divided
 from zkv.wire import MODEL, BlockSpec, Segment
 from zkv_brokers.aggregates import (
@@ -33,26 +31,14 @@ from zkv_brokers.block_state import BlockState as BlockState
 from zkv_brokers.block_state import Pinned as Pinned
 from zkv_brokers.dense import Dense, Run
 from zkv_brokers.memory import Memory
+from zkv_brokers.optimizers_in_force import Settings as Settings
 from zkv_brokers.regions import Regions
 from zkv_brokers.views import Views
 from zkv_codecs.backend import fastest
 
-PLAIN_DEFAULT = "assign"
-MODEL_DEFAULT = "sgd:lr=0.01"
 
-
-@dataclass(slots=True)
-class Settings:
-    """The optimizers in force: for the model, and for plain keys."""
-
-    model: OptimizerSpec
-    plain: OptimizerSpec
-    staleness: Staleness = field(default_factory=Staleness)
-
-    @staticmethod
-    def default() -> Settings:
-        """Return the settings of a cluster that was told nothing."""
-        return Settings(optimizer(MODEL_DEFAULT), optimizer(PLAIN_DEFAULT))
+def _whole(spec: OptimizerSpec) -> float:
+    return 1.0
 
 
 class Store:
@@ -167,7 +153,7 @@ class Store:
         aggregation = Aggregation(
             block,
             dtype,
-            self.reduces_by_mean(block),
+            self.layout.averages(block),
             self.settings.staleness,
             self._wide_values(block, dtype),
             self.backend,
@@ -185,10 +171,6 @@ class Store:
     def _wide_values(self, block: BlockSpec, dtype: DType) -> Array:
         state = self.blocks[block.bid]
         return state.master if state.master is not None else widen(state.current.values, dtype)
-
-    def reduces_by_mean(self, block: BlockSpec) -> bool:
-        """Return whether contributions to this block are averaged by weight (else added)."""
-        return self.layout.averages(block)
 
     def square_sums(self, block: BlockSpec, shares: Sequence[Share], version: int) -> float:
         """Return Σ g² (float64) of the reduced gradient, over the keys that will be updated."""
@@ -218,7 +200,7 @@ class Store:
         (1.0 for none).
         """
         runs = list(self._runs(block, shares, version))
-        if self._commit_dense(block, shares, runs, version, scale):
+        if self._commit_dense(block, shares, runs, version, scale) is not None:
             return True
         zeros_stay = all(stays_where_zero(run.rule) for run in runs)
         total = self.aggregate(block, shares, zeros_stay=zeros_stay)
@@ -255,47 +237,55 @@ class Store:
         scale: Callable[[OptimizerSpec], float],
         *,
         fresh: bool = False,
-    ) -> bool:
-        """Apply an update of contributions that came as they are (see `commit`); False: it is not
-        one. `fresh`: in arrays of its own."""
+    ) -> bool | None:
+        """Apply an update of contributions that came as they are (see `commit`) and return whether
+        all of it is finite; None: it is not one. `fresh`: in arrays of its own."""
         dense, state = self._dense(block, shares, runs), self.blocks[block.bid]
         if dense is None:
-            return False
+            return None
         self._prepare(state, runs, self.layout.dtype(block))
         values, slots = state.current.values, state.slots
         fresh_values = fresh or self._is_kept(state)
         out = self._regions.empty(block, version + 1) if fresh_values else values
         slots_out = tuple(np.empty_like(slot) for slot in slots) if fresh else slots
         factor = scale(self.spec_for(block.segments[0].kid))
-        dense.apply(runs, factor, (values, slots), (out, slots_out))
+        finite = dense.apply(runs, factor, (values, slots), (out, slots_out))
         state.slots, state.changed = slots_out, version + 1
         if fresh_values:
             state.current = Pinned(out)
-        return True
+        return finite
+
+    def sums_in_one_go(self, block: BlockSpec) -> bool:
+        """Return whether there are kernels for contributions to a block that came as they are."""
+        return self.backend.name == "numba" and self.layout.dtype(block).name == "float32"
 
     def _dense(
         self, block: BlockSpec, shares: Sequence[Share], runs: Sequence[Run]
     ) -> Dense | None:
-        if self.backend.name != "numba" or self.layout.dtype(block).name != "float32":
+        if not self.sums_in_one_go(block):
             return None
         if sum(run.stop - run.start for run in runs) != block.size:
             return None
-        mean, staleness = self.reduces_by_mean(block), self.settings.staleness
+        mean, staleness = self.layout.averages(block), self.settings.staleness
         factors = [
             (share.weight if mean else 1.0) * staleness.factor(share.staleness) for share in shares
         ]
         return Dense.of(shares, block.kids, factors)
 
-    def ahead(self, block: BlockSpec, shares: Sequence[Share], version: int) -> BlockState:
-        """Return what a block will be after an update (see `commit`), in arrays of its own."""
+    def ahead(
+        self, block: BlockSpec, shares: Sequence[Share], version: int
+    ) -> tuple[BlockState, bool]:
+        """Return what a block will be after an update (see `commit`), in arrays of its own, and
+        whether that is known to be finite, and with it all that it is made of."""
         now = self.blocks[block.bid]
         runs, counts = list(self._runs(block, shares, version)), dict(now.counts)
         state = BlockState(now.current, now.master, now.rule, now.slots, counts, now.changed)
         self.blocks[block.bid] = state
         try:
-            if self._commit_dense(block, shares, runs, version, lambda spec: 1.0, fresh=True):
+            finite = self._commit_dense(block, shares, runs, version, _whole, fresh=True)
+            if finite is not None:
                 self.count(block, shares)
-                return state
+                return state, finite
         finally:
             self.blocks[block.bid] = now
         self.blocks[block.bid] = BlockState(
@@ -306,9 +296,9 @@ class Store:
             dict(now.counts),
         )
         try:
-            if self.commit(block, shares, version, lambda spec: 1.0):
+            if self.commit(block, shares, version, _whole):
                 self.count(block, shares)
-            return self.blocks[block.bid]
+            return self.blocks[block.bid], False
         finally:
             self.blocks[block.bid] = now
 
@@ -356,7 +346,7 @@ class Store:
 
         Left alone is a key that everybody skipped, and one whose mean would be over no sample.
         """
-        mean = self.reduces_by_mean(block)
+        mean = self.layout.averages(block)
         everyone = total_weight(shares)
         all_present = all(share.payload is not None and not share.skipped for share in shares)
         for segment, start, stop in spans(block):

@@ -38,8 +38,9 @@ FRAMES_MAX = 8
 class FdSocket:
     """A ZeroMQ socket whose messages are handed to `receive`, at most 64 in one turn of the loop.
 
-    `receive` gets a list of `zmq.Frame`. A message of too many frames is dropped. What `receive`
-    raises is logged and costs only that message.
+    `receive` gets a list of `zmq.Frame`. A message of too many frames is dropped, and one that
+    `vet` does not let pass, before anything of it is read. What `receive` raises is logged and
+    costs only that message.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class FdSocket:
         receive: Callable[[list[zmq.Frame]], None],
         *,
         turn_over: Callable[[], None] | None = None,
+        vet: Callable[[Sequence[zmq.Frame]], bool] | None = None,
     ) -> None:
         self.socket = socket
         self._receive = receive
+        self._vet = vet
         self._turn_over = turn_over
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -89,6 +92,8 @@ class FdSocket:
                 )
                 continue
             try:
+                if self._vet is not None and not self._vet(frames):
+                    continue
                 self._receive(frames)
             except Exception:
                 log.exception("a message could not be handled; it was dropped")
@@ -200,14 +205,15 @@ def bind(socket: zmq.Socket[bytes], address: str, *, insecure: bool) -> str:
 
     Raises:
         ConfigError: the port is in use, the address is not of this machine or cannot be resolved,
-            or it is not loopback and `insecure` was not given.
+            or it is not loopback, keys are not asked for there, and `insecure` was not given.
     """
     host, port = split_address(address)
-    if not is_loopback(host) and not insecure:
+    asks = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
+    if not (is_loopback(host) or asks or insecure):
         raise ConfigError(
             f"{address} can be reached from other machines, and traffic is neither encrypted nor "
-            "authenticated: bind to 127.0.0.1, or say --insecure if everybody in that network "
-            "is trusted"
+            "authenticated: bind to 127.0.0.1, make keys (zkv keys new), or say --insecure if "
+            "everybody in that network is trusted"
         )
     if ":" in host:
         socket.setsockopt(zmq.IPV6, 1)
@@ -228,8 +234,8 @@ def bind(socket: zmq.Socket[bytes], address: str, *, insecure: bool) -> str:
     return join_address(host, split_address(text)[1])
 
 
-def connect(socket: zmq.Socket[bytes], address: str) -> None:
-    """Connect; the peer need not be there yet.
+def connect(socket: zmq.Socket[bytes], address: str) -> str:
+    """Connect, and return the address as ZeroMQ knows it; the peer need not be there yet.
 
     Raises:
         ConfigError: the address is not of the form `tcp://host:port`.
@@ -241,4 +247,6 @@ def connect(socket: zmq.Socket[bytes], address: str) -> None:
         )
     if ":" in host:
         socket.setsockopt(zmq.IPV6, 1)
-    socket.connect(join_address(host, port))
+    known_as = join_address(host, port)
+    socket.connect(known_as)
+    return known_as

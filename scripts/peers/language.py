@@ -131,7 +131,7 @@ def ddp(case: task.Case, rank: int, at: str) -> task.Told:
 def servers(case: task.Case, rank: int, at: str) -> task.Told:
     """Train with zkv's servers, which hold the rule."""
     lesson = Lesson(rank, int(os.environ[STEPS]))
-    with zkv.connect(at, rank=rank, world=case.workers) as worker:
+    with zkv.connect(at, rank=rank, world=case.workers, insecure=True) as worker:
         optimizer = attach(lesson.model, worker)
         worker.barrier()
         lesson.begin()

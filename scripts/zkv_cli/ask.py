@@ -5,17 +5,22 @@ Blocking and bounded; the broker answers such requests before any hello.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from zkv import control as c
-from zkv.errors import ClusterNotReady, doctor_hint, from_code
+from zkv.errors import ClusterNotReady, NotAuthorised, doctor_hint, from_code
 from zkv.link import Link
 from zkv.wire import open_envelope
 from zkv_net import loop as net
+from zkv_net.dialling import FAILED, FINAL, UNEXPLAINED
+from zkv_net.keys import VARIABLE, KeyFolder, named_folder
+from zkv_net.safety import choose, said_insecure
 from zkv_net.sockets import connect, new_socket
 
 TOKEN = 1
@@ -23,30 +28,45 @@ Request = c.Status | c.Change | c.Rearrange
 Heard = TypeVar("Heard")
 
 
+class KeysAsked(ClusterNotReady):
+    """The broker asks for keys, and none are in use."""
+
+
 class Line:
     """A connection to a broker of one who only asks. Close it at the end.
 
+    Keys are those of the folder `keys`, or as `zkv_net.safety.choose` finds them.
+
     Raises:
-        ConfigError: the address has a wrong form, or its host cannot be resolved.
+        ConfigError: the address has a wrong form, its host cannot be resolved, or keys are needed.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, keys: str = "") -> None:
         net.resolvable(address)
         self._address = address
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER, data=False)
+        self._monitor = self._socket.get_monitor_socket(FAILED)
+        self._unexplained = 0
         try:
+            self._safety = choose(
+                self._context, dials=[address], insecure=said_insecure(), keys=keys
+            )
+            self._safety.dial(self._socket, address)
             connect(self._socket, address)
         except BaseException:
             self.close()
             raise
         self._link = Link(net.instance_number())
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
 
     def answer(self, message: Request, timeout_s: float) -> Any:
         """Send a request, with a token that none before it had, and return the value of its reply.
 
         Raises:
-            ClusterNotReady: nothing answered within `timeout_s`.
+            ClusterNotReady: nothing answered within `timeout_s`, or no handshake can succeed.
             VersionMismatch: what answers speaks another protocol; both numbers are named.
             ProtocolError: what answers is no broker.
             ZkvError: the broker refused.
@@ -95,7 +115,10 @@ class Line:
                     "is it running, and is this the broker's address? " + doctor_hint(self._address)
                 )
             until = min(deadline, self._link.deadline() or deadline)
-            if not self._socket.poll(max(1, int(1000 * (until - now)))):
+            ready = dict(self._poller.poll(max(1, int(1000 * (until - now)))))
+            if self._monitor in ready:
+                self._failed(self._monitor.recv_multipart())
+            if self._socket not in ready:
                 continue
             _, messages = self._link.receive(_opened(self._socket), time.monotonic())
             for heard in messages:
@@ -103,15 +126,52 @@ class Line:
                 if found is not None:
                     return found
 
+    def _failed(self, frames: list[bytes]) -> None:
+        """A handshake has failed: the next one would too, unless that was a moment's trouble."""
+        event = int(parse_monitor_message(frames)["event"])
+        self._unexplained += 1
+        if not event & FINAL and self._unexplained < UNEXPLAINED:
+            return
+        why = self._safety.why_refused(self._address, event)
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise NotAuthorised(why)
+        raise (ClusterNotReady if self._safety.encrypts else KeysAsked)(why)
+
     def close(self) -> None:
         """Close the connection."""
+        self._socket.disable_monitor()
         self._socket.close(linger=0)
         self._context.destroy(linger=0)
 
 
-def ask(address: str, message: Request, timeout_s: float) -> Any:
-    """Send one request to a broker and return the value of its reply; raises as `Line` does."""
-    line = Line(address)
+def ask(address: str, message: Request, timeout_s: float, *, keys: str = "") -> Any:
+    """Send one request to a broker and return the value of its reply.
+
+    Keys are those of the folder `keys`, or as `zkv_net.safety.choose` finds them; where a broker on
+    loopback asks for keys, those of the default folder are tried.
+
+    Raises:
+        as `Line` and its `answer`.
+    """
+    try:
+        return _ask(address, message, timeout_s, keys)
+    except KeysAsked:
+        if keys or not use_default_keys():
+            raise
+    return _ask(address, message, timeout_s, keys)
+
+
+def use_default_keys() -> bool:
+    """From here on this process uses the keys of the default folder; return False if it has none,
+    or another folder was named."""
+    if named_folder() is not None or not KeyFolder().exists:
+        return False
+    os.environ[VARIABLE] = str(KeyFolder().path)
+    return True
+
+
+def _ask(address: str, message: Request, timeout_s: float, keys: str) -> Any:
+    line = Line(address, keys=keys)
     try:
         return line.answer(message, timeout_s)
     finally:

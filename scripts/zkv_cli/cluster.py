@@ -41,11 +41,13 @@ class Cluster:
     servers: list[Child]
 
 
-def join_commands(address: str) -> tuple[str, str]:
+def join_commands(address: str, *, insecure: bool) -> tuple[str, str]:
     """Return the commands that a server and the workers of another machine type."""
     here = is_loopback(split_address(address)[0])
-    wide = "" if here else " --bind tcp://0.0.0.0:0 --insecure"
-    return f"zkv server --broker {address}{wide}", f"zkv run --broker {address} -n 1 train.py"
+    wide = "" if here else " --bind tcp://0.0.0.0:0"
+    open_ = " --insecure" if insecure and not here else ""
+    server = f"zkv server --broker {address}{wide}{open_}"
+    return server, f"zkv run --broker {address}{open_} -n 1 train.py"
 
 
 def command_line(role: str, section: Section, extra: Mapping[str, str]) -> list[str]:

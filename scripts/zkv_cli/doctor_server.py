@@ -20,6 +20,7 @@ from zkv.dtypes import Array
 from zkv.errors import ProtocolError
 from zkv.wire import STRANGERS, split_route
 from zkv_net.nearby import Nearby, payload_bytes
+from zkv_net.safety import choose, said_insecure
 from zkv_net.sockets import connect, new_socket
 from zkv_workers.link_probe import LinkProbe
 from zkv_workers.signals import SendData
@@ -38,9 +39,15 @@ def stranger() -> int:
 
 
 class ServerLine:
-    """A connection to a server's data port, of one who is no member. Close it at the end."""
+    """A connection to a server's data port, of one who is no member. Close it at the end.
 
-    def __init__(self, address: str) -> None:
+    `key` is the server's public key, "" where there are none.
+
+    Raises:
+        ConfigError: keys are needed, and cannot be used.
+    """
+
+    def __init__(self, address: str, key: str = "") -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER, data=True)
         self._who = stranger()
@@ -48,6 +55,10 @@ class ServerLine:
         """Why the server's memory cannot be read here, "" if it can; None: it offers none."""
         self._nearby = Nearby(lambda peer, frames: None, time.monotonic)
         try:
+            safety = choose(self._context, dials=[address], insecure=said_insecure())
+            if key:
+                safety.place(address, key)
+            safety.dial(self._socket, address)
             connect(self._socket, address)
             self._send(Greet(self._who, 0), None)
         except BaseException:

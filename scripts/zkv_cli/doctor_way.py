@@ -66,9 +66,13 @@ class Greeted:
 @dataclass(frozen=True, slots=True)
 class Handshake:
     """How a whole handshake ended: "succeeded", "refused" (the key is not let in), "mechanism"
-    (one side encrypts, the other does not), "broken" (no reason was told), "silent" (no end)."""
+    (one side encrypts, the other does not), "broken" (no reason was told), "silent" (no end), or
+    "unusable" (it did not begin, as keys are needed). `words` is what is probably wrong, and what
+    mends it; `encrypts`: whether keys were in use here."""
 
     outcome: str
+    words: str = ""
+    encrypts: bool = False
 
 
 def check_name(place: Place, found: Resolved) -> Check:
@@ -190,64 +194,35 @@ def check_greeting(place: Place, found: Greeted) -> Check:
     )
 
 
-def check_curve(place: Place, greeting: Greeting | None, found: Handshake, *, keys: bool) -> Check:
-    """Return the check of encryption, and of being let in. `keys`: whether this machine has some
-    to connect with."""
+def check_curve(place: Place, greeting: Greeting | None, found: Handshake) -> Check:
+    """Return the check of encryption, and of being let in."""
     mechanism = "" if greeting is None else greeting.mechanism
     figures = {"mechanism": mechanism, "handshake": found.outcome}
     if found.outcome != "succeeded":
-        return _refused(place, mechanism, found, keys=keys, figures=figures)
-    if mechanism == "NULL" and not is_loopback(place.host):
-        return Check(
-            CURVE,
-            "warn",
-            f"{place.address} is neither encrypted nor authenticated",
-            "Whoever reaches that port can read and change everything.",
-            "Use it only in a network where everybody is trusted.",
-            figures,
-        )
-    if mechanism == "NULL":
+        text = _REFUSED.get(found.outcome, "the handshake of {who} does not come to an end")
+        if found.outcome == "mechanism" and not found.encrypts:
+            text = _REFUSED["keyless"]
+        means = found.words[:1].upper() + found.words[1:]
+        return Check(CURVE, "fail", text.format(who=place.who), means, SEE_KEYS, figures)
+    if mechanism == "CURVE":
+        return ok(CURVE, "encrypted, and this process's key is let in", **figures)
+    if is_loopback(place.host):
         return ok(CURVE, "none: a loopback address is reached from this machine only", **figures)
-    return ok(CURVE, f"mechanism {mechanism}, and this process was let in", **figures)
-
-
-def _refused(
-    place: Place, mechanism: str, found: Handshake, *, keys: bool, figures: dict[str, str]
-) -> Check:
-    """Return the check of a handshake that has not succeeded."""
-    if mechanism == "CURVE" and not keys:
-        return Check(
-            CURVE,
-            "fail",
-            f"{place.who} lets in nobody without a key, and there is none here",
-            "Connections without a key are closed before anything is said.",
-            "Get keys from whoever runs the broker.",
-            figures,
-        )
-    if found.outcome == "refused":
-        return Check(
-            CURVE,
-            "fail",
-            f"{place.who} does not let this key in",
-            "It is not in the list of those that may connect, or was taken from it.",
-            f"Ask whoever runs {place.who} to add it.",
-            figures,
-        )
-    if found.outcome == "mechanism":
-        return Check(
-            CURVE,
-            "fail",
-            f"{place.who} has no keys ({mechanism}), and this process insists on them",
-            "Both ends have to encrypt, or none.",
-            f"Start {place.who} with keys, or connect without them.",
-            figures,
-        )
     return Check(
         CURVE,
-        "fail",
-        f"the handshake ({mechanism}) has not come to an end: {found.outcome}",
-        f"{place.who} begins to answer and goes no further: it has another key than the one "
-        "expected here, or is too busy.",
-        f"Compare {place.who}'s public key with the one that is expected here.",
+        "warn",
+        f"{place.address} is neither encrypted nor authenticated",
+        "Whoever reaches that port can read and change everything.",
+        "Use keys (docs/security.md), or stay in a network where everybody is trusted.",
         figures,
     )
+
+
+SEE_KEYS = "docs/security.md has the three commands; `zkv keys list` shows what there is."
+_REFUSED = {
+    "keyless": "{who} lets in nobody without a key, and none is in use here",
+    "unusable": "no keys can be used here, and they are needed",
+    "refused": "{who} does not let this process's key in",
+    "mechanism": "{who} has no keys, and this process insists on them",
+    "broken": "{who} breaks the handshake off: it has another key than is expected, mostly",
+}

@@ -95,15 +95,16 @@ def joining(address: str, settings: Settings) -> list[str]:
     """Return what `zkv up` says when all servers are in."""
     count = settings.broker.servers
     some = "1 server is" if count == 1 else f"{count} servers are"
-    server, worker = c.join_commands(address)
+    server, worker = c.join_commands(address, insecure=settings.broker.insecure)
     del server
     lines = [f"zkv up: {some} in; policy {settings.broker.policy}; broker at {address}"]
     if is_loopback(split_address(address)[0]):
         port = split_address(address)[1]
         lines += [
             f"join from this machine: {worker}",
-            f"join from another machine: not possible, as {address} is loopback; if everybody in "
-            f"the network is trusted, start with: --bind tcp://0.0.0.0:{port} --insecure",
+            f"join from another machine: not possible, as {address} is loopback; make keys (zkv "
+            f"keys new broker) and start with --bind tcp://0.0.0.0:{port}, or, if everybody in the "
+            "network is trusted, with --insecure too",
         ]
     else:
         lines += [

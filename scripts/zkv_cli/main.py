@@ -3,6 +3,7 @@ that does the work, imported only then, so that `zkv --help` answers at once."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from zkv_cli import plan
 from zkv_cli.advise import advise
 from zkv_cli.bench import bench
 from zkv_cli.exits import EPILOG, reporting
+from zkv_cli.keys import app as keys_app
 from zkv_cli.plan_placement import placement
 from zkv_cli.plan_topology import topology
 from zkv_cli.replay import replay
@@ -33,6 +35,7 @@ plan.app.command()(topology)
 plan.app.command()(advise)
 app.add_typer(plan.app)
 app.add_typer(trace)
+app.add_typer(keys_app)
 app.command()(replay)
 
 
@@ -46,6 +49,11 @@ def _load(flags: o.Flags, config: Path | None) -> Any:
 
     loaded = settings.load(flags, config)
     logs.set_up(loaded.log.format, loaded.log.level)
+    # Whatever this command starts finds them there, as a worker's own program does.
+    if loaded.join.keys_folder:
+        os.environ["ZKV_KEYS"] = os.path.abspath(loaded.join.keys_folder)
+    if loaded.join.insecure or loaded.broker.insecure:
+        os.environ["ZKV_INSECURE"] = "1"
     return loaded
 
 
@@ -96,6 +104,7 @@ def _main(
         *(o.BROKER_BIND, o.DATA_BIND, o.ADVERTISE, o.SERVERS, o.WORKERS, *o.TRAINING),
         *(o.RECORD, o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
     ),
+    join=(o.KEYS,),
     log=o.LOG,
 )
 def broker(flags: o.Flags, config: o.Config = None) -> None:
@@ -145,7 +154,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @server_app.command(name="drain")
-@o.sets(join=(o.ASKED,))
+@o.sets(join=o.ASKING)
 def server_drain(
     flags: o.Flags,
     server: Annotated[str, typer.Argument(help="Its number or name, as zkv status has them.")],
@@ -165,7 +174,7 @@ def server_drain(
 
 
 @app.command()
-@o.sets(join=(o.ASKED,))
+@o.sets(join=o.ASKING)
 def rebalance(
     flags: o.Flags,
     keys: Annotated[
@@ -208,6 +217,7 @@ def rebalance(
         *(o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
     ),
     server=(o.BUDGET, o.SHARED, *o.DATA_SOCKETS, o.LOOP),
+    join=(o.KEYS,),
     log=o.LOG,
 )
 def up(flags: o.Flags, config: o.Config = None) -> None:
@@ -243,7 +253,7 @@ def run(
 
 
 @app.command()
-@o.sets(join=(o.ASKED,))
+@o.sets(join=o.ASKING)
 def status(
     flags: o.Flags,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -266,7 +276,7 @@ def status(
 
 
 @app.command()
-@o.sets(join=(o.ASKED,))
+@o.sets(join=o.ASKING)
 def doctor(flags: o.Flags, as_json: Json = False, config: o.Config = None) -> None:
     """Look what is in the way between this machine and a broker, and say what to do.
 
@@ -281,7 +291,7 @@ def doctor(flags: o.Flags, as_json: Json = False, config: o.Config = None) -> No
 
 
 @app.command(name="set")
-@o.sets(join=(o.ASKED,))
+@o.sets(join=o.ASKING)
 def set_(
     flags: o.Flags,
     changes: Annotated[
@@ -303,7 +313,7 @@ def set_(
 
 
 @app.command()
-@o.sets(join=(o.ASKED,))
+@o.sets(join=o.ASKING)
 def export(
     flags: o.Flags,
     file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],

@@ -117,12 +117,21 @@ DATA_BIND = Setting(
 ADVERTISE = Setting(
     "advertise", str, ("--advertise",), "The host or address that others reach this one at."
 )
+KEYS = Setting(
+    "keys_folder",
+    str,
+    ("--keys",),
+    "The keys folder (default: ZKV_KEYS, else ~/.config/zkv/keys where keys are needed).",
+)
 INSECURE = Setting(
     "insecure",
     bool,
     ("--insecure",),
-    "Allow a bind that others reach; traffic is neither encrypted nor authenticated.",
+    "Do without keys where other machines are reached: traffic is neither encrypted nor "
+    "authenticated.",
 )
+ASKING = (ASKED, KEYS, INSECURE)
+"""What a command that asks a broker takes."""
 NAME = Setting("name", str, ("--name",), "Its name in messages (default: host and pid).")
 
 SERVERS = Setting("servers", int, ("--servers",), "How many servers hold the model (default: 1).")
@@ -272,7 +281,7 @@ RUN = (
 )
 
 JOB: dict[str, Sequence[Setting]] = {
-    "join": (JOIN_OR_START,),
+    "join": (JOIN_OR_START, KEYS, INSECURE),
     "run": (*RUN, *DATA_SOCKETS),
     "broker": (SERVERS, *TRAINING, RECORD, BROKER_BIND, ADVERTISE, INSECURE, *DATA_SOCKETS),
     "server": DATA_SOCKETS,
@@ -281,7 +290,7 @@ JOB: dict[str, Sequence[Setting]] = {
 """What a command that runs workers takes."""
 
 SERVER: dict[str, Sequence[Setting]] = {
-    "join": (JOIN,),
+    "join": (JOIN, KEYS),
     "server": (
         *(SERVER_BIND, ADVERTISE, NAME, BUDGET, SHARED, CONNECT_TIMEOUT, BROKER_LOST),
         *(RECORD, INSECURE, *DATA_SOCKETS, LOOP),

@@ -18,6 +18,7 @@ from zkv_cli.guard import watch_lifeline
 from zkv_cli.settings import BrokerSection, ServerSection, Settings
 from zkv_net import descriptors, tracing
 from zkv_net import loop as net
+from zkv_net.safety import warn_open
 from zkv_net.sockets import is_loopback, split_address
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def run_broker(settings: Settings) -> int:
         broker.start()
         ending = _Ending(broker.stop)
         _warn_if_open(section.insecure, broker.address)
-        server, worker = join_commands(broker.address)
+        server, worker = join_commands(broker.address, insecure=section.insecure)
         say(f"broker at {broker.address} | a server joins with: {server} | workers with: {worker}")
         return await _served(broker, ending)
 
@@ -137,11 +138,7 @@ def run_server(settings: Settings, broker: str, *, joins: bool = False) -> int:
 
 def _warn_if_open(insecure: bool, address: str) -> None:
     if insecure and not is_loopback(split_address(address)[0]):
-        log.warning(
-            "--insecure: whoever reaches %s can read and change everything; traffic is neither "
-            "encrypted nor authenticated",
-            address,
-        )
+        warn_open([address])
 
 
 class _Ending:

@@ -203,9 +203,13 @@ class ServerSection(Section):
 
 
 class JoinSection(Section):
-    """`[join]`: the broker to join, for all commands that need one that runs."""
+    """`[join]`: the broker to join, for all commands that need one that runs; the folder of keys,
+    for all commands ("": the default one, where keys are needed); and whether a broker on another
+    machine may be joined without keys."""
 
     broker: Dialled | None = None
+    keys_folder: str = ""
+    insecure: bool = False
 
 
 class RunSection(Section):

@@ -36,6 +36,8 @@ DIGITS = Path(__file__).resolve().parents[2] / "scripts" / "digits.py"
 PATIENCE_S = 50
 END_S = 5
 OPEN = ("--insecure", "--log-level", "warning")
+NO_KEYS = {"ZKV_INSECURE": "1"}
+"""For who dials; `test_machines_with_keys.py` has keys."""
 ADAM = ("--optimizer", "adam:lr=0.003")
 # The machine's own name is an address of loopback, as many installers write it.
 HOLD = 'mount --bind "$1" /etc/hosts; echo "$2" >/proc/sys/kernel/hostname; echo ready; exec cat'
@@ -57,7 +59,7 @@ class Machine:
             text=True,
             check=False,
             timeout=PATIENCE_S,
-            env={**os.environ, **environment},
+            env={**os.environ, **NO_KEYS, **environment},
         )
 
     def must(self, line: str) -> str:
@@ -125,7 +127,7 @@ def network(tmp_path: Path) -> Iterator[Network]:
 
 
 @contextmanager
-def role(place: Machine, *arguments: str) -> Iterator[str]:
+def role(place: Machine, *arguments: str, **environment: str) -> Iterator[str]:
     """Run a command of `zkv` at a place; yield the address that it announces."""
     process = subprocess.Popen(
         place.command(*ZKV, *arguments),
@@ -134,7 +136,7 @@ def role(place: Machine, *arguments: str) -> Iterator[str]:
         stderr=subprocess.STDOUT,
         text=True,
         # Its standard input is a lifeline: it ends with these tests, even if they are killed.
-        env={**os.environ, "ZKV_LIFELINE": "stdin", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "ZKV_LIFELINE": "stdin", "PYTHONUNBUFFERED": "1", **environment},
     )
     said: list[str] = []
     try:
@@ -260,6 +262,7 @@ def test_workers_of_two_machines_add_up_among_themselves(network: Network, name:
                 place.command(sys.executable, "-c", SUMS, broker, str(rank)),
                 stdout=subprocess.PIPE,
                 text=True,
+                env={**os.environ, **NO_KEYS},
             )
             for rank, place in enumerate((network.head, network.far, network.far))
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -357,15 +358,15 @@ async def test_a_worker_that_a_server_has_forgotten_goes_on() -> None:
 
 async def test_who_greets_before_it_is_a_member_is_not_forgotten() -> None:
     async with cluster(1) as made, crew(made, 1, {"w": np.zeros(LARGE, np.float32)}):
-        server = made.servers[0]
-        (member,) = server._routes
+        senders, now = made.servers[0]._senders, time.monotonic()
+        (member,) = senders.routes
         next_one = member + 1
-        server._routes[next_one] = [b"early"]
-        server._forget_those_gone({member})
-        assert next_one in server._routes
-        server._forget_those_gone({member, next_one})
-        server._forget_those_gone({member})
-        assert next_one not in server._routes
+        senders.routes[next_one] = [b"early"]
+        senders.forget_those_gone({member}, now)
+        assert next_one in senders.routes
+        senders.forget_those_gone({member, next_one}, now)
+        senders.forget_those_gone({member}, now)
+        assert next_one not in senders.routes
 
 
 async def test_a_worker_that_comes_back_gets_memory_again() -> None:

@@ -20,18 +20,19 @@ async def test_a_watch_ends_before_its_reader_is_closed(monkeypatch: pytest.Monk
     relay = Relay(context, front, lambda index, up: links.append((index, up)))
     relay.connect({3: f"tcp://127.0.0.1:{port}"})
     await until(lambda: links == [(3, True)], what="the connection to server 3")
+    monitors = [back._monitor for back in relay._backs.values()]
     readers_closed: list[bool] = []
     disable = zmq.Socket.disable_monitor
 
     def observed(socket: zmq.Socket[bytes]) -> None:
-        readers_closed.extend(monitor.socket.closed for monitor in relay._monitors)
+        readers_closed.extend(monitor.socket.closed for monitor in monitors)
         disable(socket)
 
     monkeypatch.setattr(zmq.Socket, "disable_monitor", observed)
     relay.close()
     relay.close()
     assert readers_closed == [False]
-    assert all(monitor.socket.closed for monitor in relay._monitors)
+    assert all(monitor.socket.closed for monitor in monitors)
     server.close(0)
     context.term()
 

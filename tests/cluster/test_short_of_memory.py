@@ -34,7 +34,7 @@ async def test_a_push_that_there_is_no_memory_for_costs_that_contribution_alone(
     async with cluster(2, optimizer=SGD) as made, crew(made, 3) as workers:
         batches = await all_begun(workers)
 
-        def of_worker_1(store: Any, block: Any, message: Any, payload: Any) -> bool:
+        def of_worker_1(store: Any, block: Any, message: Any, payload: Any, **_: Any) -> bool:
             members = made.broker.router.members
             return message.contribution.incarnation == members.numbered(1).incarnation
 
@@ -71,8 +71,8 @@ async def test_a_server_that_has_no_memory_for_an_update_ends_the_run_with_its_r
         monkeypatch.setattr(Store, "commit", no_room)
         # Not streamed, or the update would have been made by then.
         monkeypatch.setattr(shard.Shard, "_make", lambda self, blocks: None)
+        await work(workers[0])
         with pytest.raises(ServerLost, match=f"cannot go on: MemoryError: {FULL}"):
-            await work(workers[0])
             await workers[0].pull("w")
         with pytest.raises(ServerLost, match="this server is lost: it cannot go on"):
             await asyncio.wait_for(made.tasks[1 + made.servers.index(owner)], 10)

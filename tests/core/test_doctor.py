@@ -147,28 +147,31 @@ def test_silence_names_a_stopped_process_and_used_up_descriptors():
 
 
 @pytest.mark.parametrize(
-    ("greeting", "outcome", "keys", "words"),
+    ("greeting", "found", "words"),
     [
-        (CURVE, "mechanism", False, "lets in nobody without a key"),
-        (CURVE, "refused", True, "does not let this key in"),
-        (NULL, "mechanism", True, "has no keys (NULL)"),
-        (CURVE, "broken", True, "has not come to an end"),
-        (NULL, "silent", False, "has not come to an end"),
+        (CURVE, way.Handshake("broken", "why"), "the broker breaks the handshake off"),
+        (CURVE, way.Handshake("mechanism", "why"), "lets in nobody without a key"),
+        (CURVE, way.Handshake("refused", "why", True), "does not let this process's key in"),
+        (NULL, way.Handshake("mechanism", "why", True), "has no keys, and this process insists"),
+        (NULL, way.Handshake("silent", "why"), "does not come to an end"),
+        (NULL, way.Handshake("unusable", "why"), "no keys can be used here"),
     ],
 )
-def test_a_handshake_that_does_not_succeed(greeting, outcome, keys, words):
-    check = way.check_curve(BROKER, greeting, way.Handshake(outcome), keys=keys)
+def test_a_handshake_that_does_not_succeed(greeting, found, words):
+    check = way.check_curve(BROKER, greeting, found)
     assert (check.name, check.outcome) == ("CURVE", "fail")
     assert words in check.found
+    assert check.means == "Why"
+    assert "docs/security.md" in check.todo
 
 
 def test_no_encryption_is_fine_on_loopback_and_a_warning_elsewhere():
     done = way.Handshake("succeeded")
-    assert way.check_curve(HERE, NULL, done, keys=False).outcome == "ok"
-    warned = way.check_curve(BROKER, NULL, done, keys=False)
+    assert way.check_curve(HERE, NULL, done).outcome == "ok"
+    warned = way.check_curve(BROKER, NULL, done)
     assert warned.outcome == "warn"
     assert "neither encrypted nor authenticated" in warned.found
-    assert way.check_curve(BROKER, CURVE, done, keys=True).outcome == "ok"
+    assert way.check_curve(BROKER, CURVE, way.Handshake("succeeded", "", True)).outcome == "ok"
 
 
 # --- the broker --------------------------------------------------------------------------------

@@ -516,6 +516,8 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Follow(3, [(0, [0, 1])], 9),
     c.Servers([c.ServerAt(0, "s0", "tcp://10.0.0.1:7000")]),
     c.Catchup(1, 9, [c.Epoch(3, [1048577], [])], [(0, 10)], True),
+    c.Keyring([(1048577, "ab" * 32)], [("tcp://10.0.0.1:7000", "cd" * 32)]),
+    c.Keyring([], [], [("ab" * 32, 5)]),
 ]
 FORM = d.Form(8, "", 0, 7)
 GOLDEN_DATA: list[d.Data] = [

@@ -44,6 +44,10 @@ class SessionConfig:
     """ZeroMQ's threads that move bytes to and from the kernel."""
     socket_bytes: int = 0
     """Buffers of data connections, each way; 0: as the system likes."""
+    keys: str = ""
+    """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
+    insecure: bool = False
+    """Dial a broker on another machine without keys."""
     prefetch: int = 0
     """1: a batch computes on the values that were granted to the one before it."""
     measures: bool = False

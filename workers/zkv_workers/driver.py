@@ -34,8 +34,10 @@ from zkv.spans import Spans
 from zkv.wire import split_route
 from zkv_net import loop as net
 from zkv_net import tracing
+from zkv_net.dialling import Dialled
 from zkv_net.nearby import Nearby, NeverShown, payload_bytes
-from zkv_net.sockets import FdSocket, connect, is_loopback, new_socket, split_address
+from zkv_net.safety import choose
+from zkv_net.sockets import FdSocket, is_loopback, new_socket, split_address
 from zkv_workers import signals as s
 from zkv_workers.assembly import coded
 from zkv_workers.choosing import Traffic
@@ -83,16 +85,22 @@ class Driver:
         why = "" if route == "direct" else "they go through the broker"
         self.nearby = Nearby(self._post, now, config.shared_bytes, why)
         self.session.uploads.empty = self.nearby.memory.empty
+        self._trouble = ""
         socket = new_socket(self._context, zmq.DEALER, data=False)
         try:
-            connect(socket, config.broker)
+            self._safety = choose(
+                self._context, dials=[config.broker], keys=config.keys, insecure=config.insecure
+            )
+            self._control = Dialled(
+                *(socket, config.broker, self._from_broker, self._safety), troubled=self._troubled
+            )
         except BaseException:
             socket.close(linger=0)
             self._context.term()
             raise
-        self._control = FdSocket(socket, self._from_broker)
         self.others = Peers(
-            self._context, config.shared_bytes, self._from_peer, self.flush, self._me
+            *(self._context, config.shared_bytes, self._from_peer, self.flush, self._me),
+            safety=self._safety,
         )
         self._closed = False
         self._made_at = now()
@@ -193,6 +201,8 @@ class Driver:
                     self._send_data(server, encode_data(message), payload)
                     if isinstance(message, Greet):
                         self._offer(server, message)
+                case s.Keyed(ring):
+                    self._safety.learn(ring)
                 case s.Connect(servers, broker_data, anew):
                     self._disconnect(self._data.keys() if anew else set())
                     self._connect(dict(servers), broker_data)
@@ -257,8 +267,7 @@ class Driver:
     def _dial(self, address: str) -> FdSocket:
         size = self.session.config.socket_bytes
         socket = new_socket(self._context, zmq.DEALER, data=True, buffer_bytes=size)
-        connect(socket, address)
-        return FdSocket(socket, self._from_server, turn_over=self.flush)
+        return Dialled(*(socket, address, self._from_server, self._safety), turn_over=self.flush)
 
     def _send_data(self, server: int, header: bytes, payload: Any) -> None:
         if server in self._data:
@@ -326,7 +335,10 @@ class Driver:
             self.others.tick()
             self._timer = self._loop.call_later(TICK_S, self._tick)
             self.nearby.turn()
-            self.feed(s.Tick(self.nearby.transport))
+            self.feed(s.Tick(self.nearby.transport, self._trouble))
+
+    def _troubled(self, text: str) -> None:
+        self._trouble = text
 
     def close(self) -> None:
         """Close all sockets in bounded time and fail what still waits."""
@@ -338,6 +350,7 @@ class Driver:
         for socket in set(self._data.values()):
             socket.close(LINGER_MS)
         self.others.close()
+        self._safety.close()
         self._context.destroy(linger=LINGER_MS)
         self.nearby.close()
         for future in list(self._futures.values()):

@@ -30,8 +30,10 @@ class Meeting:
         self.member = message
         return [s.Connect(_addresses(message.servers), message.data_address), *self.greet()]
 
-    def servers(self, message: c.Servers) -> list[s.Output]:
-        """Servers have come or gone: greet those that are here."""
+    def hear(self, message: c.Servers | c.Keyring) -> list[s.Output]:
+        """Servers have come or gone: greet those that are here. Or keys are known."""
+        if isinstance(message, c.Keyring):
+            return [s.Keyed(message)]
         if self.member is None:
             return []
         self.member = structs.replace(self.member, servers=message.servers)

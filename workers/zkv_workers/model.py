@@ -16,6 +16,7 @@ from zkv.errors import Cancelled, ConfigError, UnknownKey
 from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_net import tracing
+from zkv_net.safety import said_insecure
 from zkv_net.spares import Spares
 from zkv_workers import signals as s
 from zkv_workers.config import ROUTES, SessionConfig
@@ -317,6 +318,12 @@ class ConnectOptions(TypedDict, total=False):
     socket_bytes: int | None
     """Buffers that data connections ask of the system, each way; 0: as the system likes. Default:
     ZKV_SOCKET_BYTES, else 0."""
+    keys: str | None
+    """The keys folder (docs/security.md); default: ZKV_KEYS, else ~/.config/zkv/keys where the
+    broker is on another machine."""
+    insecure: bool | None
+    """Dial a broker on another machine without keys: whoever is on the way can read and change
+    everything. Default: ZKV_INSECURE=1."""
     prefetch: int | None
     """1: a batch begins as soon as it is granted, on the values that the one before it was granted;
     its own travel meanwhile, and serve the next one. So each gradient is older by one of this
@@ -369,6 +376,8 @@ def session_config(
         report=os.environ.get("ZKV_REPORT", ""),
         trace=trace,
         priority=not os.environ.get("ZKV_FIFO"),
+        keys=str(options.get("keys") or ""),
+        insecure=said_insecure() if options.get("insecure") is None else bool(options["insecure"]),
         prefetch=prefetch(options.get("prefetch")),
         io_threads=number(options.get("io_threads"), ("ZKV_IO_THREADS",), 1),
         socket_bytes=number(options.get("socket_bytes"), ("ZKV_SOCKET_BYTES",), 0),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zkv import data_messages as d
+from zkv.control import Keyring
 from zkv.dtypes import Array
 
 
@@ -23,6 +24,13 @@ class SendData:
     server: int
     message: d.Data
     payload: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """The broker has said whose keys are whose."""
+
+    ring: Keyring
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,7 @@ class Broken:
 Output = (
     SendControl
     | SendData
+    | Keyed
     | Connect
     | Listen
     | SendPeer

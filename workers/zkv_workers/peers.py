@@ -32,11 +32,15 @@ from zkv.errors import ConfigError, ProtocolError
 from zkv.wire import split_route
 from zkv_net import loop as net
 from zkv_net import nearby
+from zkv_net.dialling import Dialled
+from zkv_net.listening import Listening
 from zkv_net.nearby import Nearby, NeverShown, payload_bytes
-from zkv_net.sockets import FdSocket, bind, connect, join_address, new_socket
+from zkv_net.safety import Safety
+from zkv_net.sockets import FdSocket, bind, join_address, new_socket
 
 log = logging.getLogger("zkv.worker")
 LINGER_MS = 500
+GREET_EVERY_S = 1.0
 
 
 class Peers:
@@ -53,8 +57,12 @@ class Peers:
         receive: Callable[[Data, Array | None], None],
         turn_over: Callable[[], None],
         me: Callable[[], tuple[int, int]],
+        *,
+        safety: Safety | None = None,
     ) -> None:
         self._context = context
+        self._safety = safety or Safety()
+        self._greet_at = 0.0
         self._receive = receive
         self._turn_over = turn_over
         self._me = me
@@ -75,12 +83,16 @@ class Peers:
         try:
             # Who has let the broker be reached from other machines has said that it is safe there.
             host = join_address(net.address_toward(broker), 0)
+            self._safety.listen(socket)
             self._address = bind(socket, host, insecure=True)
         except ConfigError as error:
             socket.close(linger=0)
             log.warning("other workers cannot reach this one: %s", error)
             return ""
-        self._listener = FdSocket(socket, self._received, turn_over=self._turn_over)
+        where = "this worker's port for others"
+        self._listener = Listening(
+            *(socket, self._received, self._safety, ("worker",), where), turn_over=self._turn_over
+        )
         return self._address
 
     # --- out ---------------------------------------------------------------------------------
@@ -95,11 +107,13 @@ class Peers:
 
     def _dial(self, peer: int, address: str) -> None:
         socket = new_socket(self._context, zmq.DEALER, data=True)
-        connect(socket, address)
-        self._sockets[peer] = address, FdSocket(socket, self._ignore)
+        self._sockets[peer] = address, Dialled(socket, address, self._ignore, self._safety)
+        self._greet(peer)
+        self._offer(peer)
+
+    def _greet(self, peer: int) -> None:
         incarnation, term = self._me()
         self._say(peer, Greet(incarnation, term))
-        self._offer(peer)
 
     @staticmethod
     def _ignore(frames: list[zmq.Frame]) -> None:
@@ -133,6 +147,8 @@ class Peers:
             route, rest = split_route(frames)
             message = decode_data(rest[0].buffer, payload_bytes(rest))
             peer = _sender(message)
+            if not self._may(peer, frames[-1]):
+                return
             came_over = [frame.bytes for frame in route]
             if isinstance(message, Greet):
                 self._routes[peer] = came_over
@@ -156,10 +172,30 @@ class Peers:
         elif came:
             self._receive(message, payload)
 
+    def _may(self, peer: int, frame: zmq.Frame) -> bool:
+        """Return whether a message may come from this worker's incarnation, by its key.
+
+        Raises:
+            ProtocolError: it may not, and that is no matter of time.
+        """
+        if not self._safety.knows(peer):
+            # The broker's word is on its way; who greets does so again.
+            return False
+        key = self._safety.sender(frame)
+        if not self._safety.is_of(peer, key):
+            raise ProtocolError(f"incarnation {peer} is not of the key {key[:8]}…")
+        return True
+
     def tick(self) -> None:
-        """Time has passed: offer memory again to who has not answered."""
+        """Time has passed: offer memory again to who has not answered, and greet again, as a
+        connection may be a new one."""
         self.nearby.turn()
+        again = time.monotonic() >= self._greet_at
+        if again:
+            self._greet_at = time.monotonic() + GREET_EVERY_S
         for peer in self._sockets:
+            if again:
+                self._greet(peer)
             self._offer(peer)
 
     def close(self) -> None:

@@ -34,6 +34,8 @@ class Requests:
         self.last_reason = ""
         """Why the wait before the newest grant was one; "" if it was not explained."""
         self.owing = ""
+        self.trouble = ""
+        """Why the broker cannot be reached, as far as the driver knows."""
         self.leaving = 0
         self.initialised = False
         """Whether any key exists, as far as this worker knows."""
@@ -100,6 +102,8 @@ class Requests:
         return out
 
     def _why(self, joined: bool, heard: bool) -> str:
+        if self.trouble:
+            return f"waiting for broker: {self.trouble}"
         if not heard:
             return (
                 f"waiting for broker: nothing has answered at {self._config.broker}; "

@@ -115,7 +115,8 @@ class Session:
 
     def _take(self, event: s.Input) -> None:
         match event:
-            case s.Tick(transport):
+            case s.Tick(transport, trouble):
+                self.requests.trouble = trouble
                 self._tick(transport)
             case s.FromBroker(frame):
                 self._from_broker(frame)
@@ -278,8 +279,8 @@ class Session:
             case c.Follow(index=index):
                 self.made.index = max(self.made.index, index)
                 self._link.send(self.uploads.places.follow(message))
-            case c.Servers():
-                self._out += self._meeting.servers(message)
+            case c.Servers() | c.Keyring():
+                self._out += self._meeting.hear(message)
             case c.Granted():
                 self.together.granted(message)
                 self.incoming.granted(message, self.now)
@@ -388,6 +389,7 @@ class Session:
         if joined and silent_s > self.config.broker_lost_s:
             broker = self.config.broker
             text = f"nothing was heard of the broker at {broker} for {silent_s:.1f} s"
+            text += f": {self.requests.trouble}" if self.requests.trouble else ""
             self.fail(errors.BrokerLost(f"{text}; {errors.doctor_hint(broker)}"))
             return
         self._probe.tick(self.now)

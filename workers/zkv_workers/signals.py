@@ -23,6 +23,7 @@ from zkv_workers.outputs import CancelBatch as CancelBatch
 from zkv_workers.outputs import Connect as Connect
 from zkv_workers.outputs import DropPeer as DropPeer
 from zkv_workers.outputs import Fail as Fail
+from zkv_workers.outputs import Keyed as Keyed
 from zkv_workers.outputs import Listen as Listen
 from zkv_workers.outputs import Narrate as Narrate
 from zkv_workers.outputs import Output as Output
@@ -240,9 +241,11 @@ class FromServer:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `transport`: how payloads go now (see `zkv_net.nearby`)."""
+    """Time has passed. `transport`: how payloads go now (see `zkv_net.nearby`); `trouble`: why the
+    broker cannot be reached, as far as its driver knows."""
 
     transport: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
