@@ -98,10 +98,12 @@ class Patient:
         yield way.check_greeting(self.place, found)
 
     def _curve(self) -> Iterator[Check]:
-        if self._greeting is not None and self._greeting.mechanism == "CURVE":
+        mechanism = "" if self._greeting is None else self._greeting.mechanism
+        if mechanism == "CURVE":
             # On loopback no key is looked for before one is asked for.
             use_default_keys()
-        yield way.check_curve(self.place, self._greeting, shake_hands(self.address))
+        done = shake_hands(self.address, mechanism)
+        yield way.check_curve(self.place, mechanism, done)
 
     def _ask(self) -> Iterator[Check]:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zkv.zmtp import Greeting, read_greeting, stranger
+from zkv.zmtp import read_greeting, stranger
 from zkv_cli.doctor_check import Check, ok
 from zkv_net.sockets import is_loopback, join_address
 
@@ -194,9 +194,8 @@ def check_greeting(place: Place, found: Greeted) -> Check:
     )
 
 
-def check_curve(place: Place, greeting: Greeting | None, found: Handshake) -> Check:
-    """Return the check of encryption, and of being let in."""
-    mechanism = "" if greeting is None else greeting.mechanism
+def check_curve(place: Place, mechanism: str, found: Handshake) -> Check:
+    """Return the check of encryption, and of being let in; `mechanism` is the peer's."""
     figures = {"mechanism": mechanism, "handshake": found.outcome}
     if found.outcome != "succeeded":
         text = _REFUSED.get(found.outcome, "the handshake of {who} does not come to an end")

@@ -20,6 +20,7 @@ import peers_that_fail as peers
 import pytest
 import zmq
 from harness import cluster, until
+from keyrings import Keys, safe
 from processes import free_address, launched
 
 from zkv.policy import policy
@@ -280,7 +281,7 @@ async def test_the_address_of_a_server_or_of_the_data_port_in_place_of_the_broke
 async def test_a_handshake_that_succeeds_is_told(monkeypatch):
     monkeypatch.setattr(doctor_handshake, "HANDSHAKE_S", 5.0)
     async with cluster(servers=1) as made:
-        done = await asyncio.to_thread(doctor_handshake.shake_hands, made.address)
+        done = await asyncio.to_thread(doctor_handshake.shake_hands, made.address, "NULL")
     assert done.outcome == "succeeded"
 
 
@@ -299,6 +300,99 @@ def test_a_stranger_is_no_workers_incarnation():
 
     later = (term_number() + 50 * 365 * 86_400_000) * INCARNATIONS_PER_TERM
     assert all(later < doctor_server.stranger() <= INT_MAX for _ in range(100))
+
+
+# --- keys --------------------------------------------------------------------------------------
+
+
+@pytest.mark.one_loop
+async def test_a_key_that_is_let_in_reaches_the_broker_and_every_server(
+    examined, tmp_path, monkeypatch
+):
+    keys = Keys(tmp_path)
+    keys.make("node2", "worker")
+    monkeypatch.setenv("ZKV_KEYS", keys.folder("node2"))
+    async with safe(keys, 2) as made:
+        await ready(made)
+        told = await asyncio.to_thread(examined, made.address)
+    assert told.failed == []
+    assert told.found("CURVE") == "encrypted, and this process's key is let in"
+    assert min(told.checks["throughput"]["figures"]["bytes_per_s"].values()) > 0
+    assert told.checks["shared memory"]["outcome"] == "ok"
+
+
+@pytest.mark.one_loop
+async def test_no_key_a_strange_one_and_another_brokers(examined, tmp_path, monkeypatch):
+    keys = Keys(tmp_path / "these")
+    stranger = keys.make("stranger", "worker", add=False)
+    others = Keys(tmp_path / "others")
+    others.make("node2", "worker")
+    # Nothing that is this user's own.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "empty"))
+    async with safe(keys) as made:
+        told = await asyncio.to_thread(examined, made.address)
+        assert told.failed == ["CURVE"]
+        assert "lets in nobody without a key" in told.found("CURVE")
+        assert "ZKV_KEYS" in told.checks["CURVE"]["means"]
+
+        monkeypatch.setenv("ZKV_KEYS", keys.folder("stranger"))
+        told = await asyncio.to_thread(examined, made.address)
+        assert told.failed == ["CURVE"]
+        assert "does not let this process's key in" in told.found("CURVE")
+        assert f"zkv keys add worker stranger {stranger.public}" in told.checks["CURVE"]["means"]
+        assert told.found("zkv protocol") == "needs CURVE, which failed"
+
+        monkeypatch.setenv("ZKV_KEYS", others.folder("node2"))
+        told = await asyncio.to_thread(examined, made.address)
+        assert told.failed == ["CURVE"]
+        assert "has another key than" in told.checks["CURVE"]["means"]
+
+
+@pytest.mark.one_loop
+async def test_a_broker_without_keys_where_keys_are_in_use(examined, tmp_path, monkeypatch):
+    keys = Keys(tmp_path)
+    keys.make("node2", "worker")
+    monkeypatch.setenv("ZKV_KEYS", keys.folder("node2"))
+    with peers.zeromq(lambda frame: None) as address:
+        told = await asyncio.to_thread(examined, address)
+    assert told.failed == ["CURVE"]
+    assert "has no keys, and this process insists" in told.found("CURVE")
+    os.chmod(tmp_path / "node2" / "secret.key", 0o644)
+    with peers.zeromq(lambda frame: None) as address:
+        told = await asyncio.to_thread(examined, address)
+    assert "no keys can be used here" in told.found("CURVE")
+    assert "chmod 600" in told.checks["CURVE"]["means"]
+
+
+@pytest.mark.one_loop
+async def test_keys_of_the_default_folder_are_found(examined, tmp_path, monkeypatch):
+    keys = Keys(tmp_path / "zkv")
+    # The folder's name is that of its machine here, and "keys" where nobody names one.
+    keys.make("keys", "worker")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    # Set and taken away again, so that what the doctor sets does not outlive this test.
+    monkeypatch.setenv("ZKV_KEYS", "")
+    async with safe(keys) as made:
+        await ready(made)
+        told = await asyncio.to_thread(examined, made.address)
+    assert told.failed == []
+    assert told.found("CURVE").startswith("encrypted")
+
+
+@pytest.mark.one_loop
+async def test_who_only_measures_may_do_nothing_else_under_keys(tmp_path):
+    from zkv.data_messages import Greet, Probe, Push
+    from zkv.wire import STRANGERS, ContributionId
+
+    keys = Keys(tmp_path)
+    async with safe(keys) as made:
+        (server,) = made.servers
+        stranger, push = STRANGERS + 1, ContributionId(STRANGERS + 1, 0, 0)
+        may = [
+            server._senders.may(message, [zmq.Frame(b"route")], zmq.Frame(b"last"))
+            for message in (Greet(stranger, 0), Probe(stranger, 1), Push(push, 1, 0, "none", 0))
+        ]
+    assert may == [True, True, False]
 
 
 # --- processes ---------------------------------------------------------------------------------

@@ -326,9 +326,11 @@ def test_blocks_are_cut_to_the_speed_of_the_link(network: Network, codec: str) -
 UNHEARD = "10.211.5.1"
 
 
-def examine(place: Machine, broker: str, code: int) -> dict[str, dict[str, Any]]:
+def examine(
+    place: Machine, broker: str, code: int, *more: str, **environment: str
+) -> dict[str, dict[str, Any]]:
     """Run `zkv doctor` at a place; return its checks by name."""
-    done = place.run(*ZKV, "doctor", "--json", "--broker", broker)
+    done = place.run(*ZKV, "doctor", "--json", "--broker", broker, *more, **environment)
     assert done.returncode == code, done.stdout + done.stderr
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
@@ -345,7 +347,11 @@ def test_a_doctor_on_another_machine_finds_all_well_and_says_that_nothing_is_enc
         role(network.head, "broker", *everywhere, "--advertise", HEAD) as broker,
         role(network.head, "server", "--broker", broker, *everywhere),
     ):
-        checks = examine(network.far, broker, 0)
+        checks = examine(network.far, broker, 1, XDG_CONFIG_HOME="/nonexistent")
+        assert failed(checks) == ["CURVE"]
+        assert checks["CURVE"]["found"] == "no keys can be used here, and they are needed"
+        assert "zkv keys new worker" in checks["CURVE"]["means"]
+        checks = examine(network.far, broker, 0, "--insecure")
     assert checks["CURVE"]["outcome"] == "warn"
     assert checks["TCP connection"]["figures"]["from"] == FAR
     assert checks["server 0"]["outcome"] == checks["throughput"]["outcome"] == "ok"
@@ -380,7 +386,7 @@ def test_a_doctor_names_a_server_whose_address_cannot_be_reached_and_the_way_rou
             network.head, "server", "--broker", broker, *everywhere, "--advertise", OTHER_CARD
         ) as server,
     ):
-        checks = examine(network.far, broker, 1)
+        checks = examine(network.far, broker, 1, "--insecure")
     assert failed(checks) == ["server 0"]
     assert server in checks["server 0"]["found"]
     assert "ZKV_ROUTE=broker" in checks["route broker"]["found"]

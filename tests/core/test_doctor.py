@@ -9,7 +9,6 @@ import pytest
 
 from zkv.alignment import RoundTrips
 from zkv.errors import ClusterNotReady, ProtocolError, VersionMismatch
-from zkv.zmtp import Greeting
 from zkv_cli import doctor_cluster as cluster
 from zkv_cli import doctor_data as data
 from zkv_cli import doctor_way as way
@@ -17,7 +16,7 @@ from zkv_cli.doctor_check import Check, Step, checks, healthy, lines_of, ok, sum
 
 BROKER = way.Place("the broker", "tcp://head:5555", "head", 5555, "zkv broker")
 HERE = way.Place("the broker", "tcp://127.0.0.1:5555", "127.0.0.1", 5555, "zkv broker")
-NULL, CURVE = Greeting(3, 1, "NULL"), Greeting(3, 1, "CURVE")
+NULL, CURVE = "NULL", "CURVE"
 
 
 def failing(name: str) -> Check:
@@ -147,7 +146,7 @@ def test_silence_names_a_stopped_process_and_used_up_descriptors():
 
 
 @pytest.mark.parametrize(
-    ("greeting", "found", "words"),
+    ("mechanism", "found", "words"),
     [
         (CURVE, way.Handshake("broken", "why"), "the broker breaks the handshake off"),
         (CURVE, way.Handshake("mechanism", "why"), "lets in nobody without a key"),
@@ -157,8 +156,8 @@ def test_silence_names_a_stopped_process_and_used_up_descriptors():
         (NULL, way.Handshake("unusable", "why"), "no keys can be used here"),
     ],
 )
-def test_a_handshake_that_does_not_succeed(greeting, found, words):
-    check = way.check_curve(BROKER, greeting, found)
+def test_a_handshake_that_does_not_succeed(mechanism, found, words):
+    check = way.check_curve(BROKER, mechanism, found)
     assert (check.name, check.outcome) == ("CURVE", "fail")
     assert words in check.found
     assert check.means == "Why"
