@@ -347,7 +347,7 @@ def test_a_doctor_on_another_machine_finds_all_well_and_says_that_nothing_is_enc
         role(network.head, "broker", *everywhere, "--advertise", HEAD) as broker,
         role(network.head, "server", "--broker", broker, *everywhere),
     ):
-        checks = examine(network.far, broker, 1, XDG_CONFIG_HOME="/nonexistent")
+        checks = examine(network.far, broker, 1, XDG_CONFIG_HOME="/nonexistent", ZKV_INSECURE="0")
         assert failed(checks) == ["CURVE"]
         assert checks["CURVE"]["found"] == "no keys can be used here, and they are needed"
         assert "zkv keys new worker" in checks["CURVE"]["means"]
