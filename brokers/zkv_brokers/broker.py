@@ -19,12 +19,14 @@ import zmq
 from zkv.alignment import Alignment
 from zkv.entries import Commit, Entry, Grant
 from zkv.errors import ConfigError
+from zkv.limits import KEYS_MAX, LIMITS, MEMBERS_MAX, Limits
 from zkv.placements import placement
 from zkv.policy import SyncPolicy
 from zkv.roles import ROLES
 from zkv.spans import TURNS, Spans
 from zkv.topology import topology
 from zkv_brokers import router as r
+from zkv_brokers.hub import Strike
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
 from zkv_net import about, descriptors, tracing
@@ -34,7 +36,6 @@ from zkv_net.keys import KeyFolder
 from zkv_net.listening import Listening
 from zkv_net.safety import Safety, choose
 from zkv_net.sockets import (
-    FdSocket,
     bind,
     join_address,
     new_socket,
@@ -78,6 +79,10 @@ class BrokerConfig:
     io_threads: int = 1
     socket_bytes: int = 0
     """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
+    max_members: int = MEMBERS_MAX
+    max_keys: int = KEYS_MAX
+    limits: Limits = LIMITS
+    """What each of its ports bears."""
     record: Path | None = None
     """Where to write down all that is heard, for a replay."""
     trace: str = ""
@@ -93,7 +98,7 @@ class Broker:
         self.data_address = ""
         self.router: r.Router | None = None
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
-        self._control: FdSocket | None = None
+        self._control: Listening | None = None
         self._relay: Relay | None = None
         self._recorder: Recorder | None = None
         self._safety = Safety()
@@ -131,9 +136,12 @@ class Broker:
             raise
         where = "the broker's control port"
         self._control = Listening(
-            control, self._received, self._safety, ROLES, where, turn_over=self._turn_over
+            *(control, self._received, self._safety, ROLES, where),
+            turn_over=self._turn_over,
+            limits=self.config.limits,
         )
-        self._relay = Relay(self._context, data, self._link_changed, size, self._safety)
+        relay = (self._context, data, self._link_changed, size, self._safety)
+        self._relay = Relay(*relay, limits=self.config.limits)
         self._look_at_keys()
 
     def _choose(self) -> Safety:
@@ -173,6 +181,8 @@ class Broker:
             topology=config.topology,
             data_address=self.data_address,
             key=self._safety.key,
+            max_members=config.max_members,
+            max_keys=config.max_keys,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,
         )
@@ -193,7 +203,8 @@ class Broker:
             key = self._safety.sender(frames[1])
             self._received_now.append(r.Received(frames[0].bytes, frames[1].bytes, key))
         else:
-            log.warning("dropped a control message of %d frames", len(frames))
+            assert self._control is not None
+            self._control.strike(frames[0].bytes, f"a control message of {len(frames)} frames")
 
     def _link_changed(self, index: int, up: bool) -> None:
         self._handle([r.ServerLink(index, up)])
@@ -245,6 +256,8 @@ class Broker:
                     self._control.send([route, frame])
                 case r.Note(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
+                case Strike(route, text):
+                    self._control.strike(route, text)
                 case r.ServersChanged(addresses, keys):
                     for address, key in keys:
                         self._safety.place(address, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zkv.limits import KEYS_MAX, MEMBERS_MAX
 from zkv.policy import SyncPolicy
 
 
@@ -46,5 +47,7 @@ class RouterConfig:
     link_resend_s: float = 1.0
     key: str = ""
     """The broker's own public key; "": there are no keys."""
+    max_members: int = MEMBERS_MAX
+    max_keys: int = KEYS_MAX
     keep_log: bool = False
     """Keep every log entry in memory, for replays and tests."""

@@ -8,13 +8,19 @@ it, so that repeats are answered and dropped for all time in constant memory. Kn
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
+from zkv.errors import ProtocolError
 from zkv.marks import Marks
 from zkv.wire import NO_BATCH, ContributionId
 from zkv_brokers.aggregates import Payload, Share
 from zkv_brokers.rows import PushedRows
+
+OPEN_MAX = 1024
+"""Contributions of one worker to one group that may be open at once: under `k-batch-asp:1000` one
+worker may have brought them all."""
 
 
 @dataclass(slots=True)
@@ -63,6 +69,8 @@ class Contributions:
 
     def __init__(self) -> None:
         self.open: dict[ContributionId, Open] = {}
+        self._counts: Counter[tuple[int, int]] = Counter()
+        """Of those, by (incarnation, group)."""
         self._marks: dict[tuple[int, int], Marks] = {}
         self._dropped: dict[tuple[int, int, int], set[int]] = {}
 
@@ -75,12 +83,32 @@ class Contributions:
         return contribution.batch in self._dropped.get((*owner, grant), ())
 
     def at(self, contribution: ContributionId, grant: int) -> Open:
-        """Return the open contribution, made anew if this is the first of it."""
-        return self.open.setdefault(contribution, Open(grant))
+        """Return the open contribution, made anew if this is the first of it.
+
+        Raises:
+            ProtocolError: its worker has more open than an honest one comes to.
+        """
+        held = self.open.get(contribution)
+        if held is None:
+            owner = (contribution.incarnation, contribution.group)
+            if self._counts[owner] >= OPEN_MAX:
+                raise ProtocolError(
+                    f"incarnation {owner[0]} has {OPEN_MAX} contributions to group {owner[1]} "
+                    "open, the most that there can be"
+                )
+            self._counts[owner] += 1
+            held = self.open[contribution] = Open(grant)
+        return held
+
+    def _drop(self, contribution: ContributionId) -> Open | None:
+        held = self.open.pop(contribution, None)
+        if held is not None:
+            self._counts[contribution.incarnation, contribution.group] -= 1
+        return held
 
     def settle(self, contribution: ContributionId) -> None:
         """Drop a committed contribution and refuse whatever still comes of its grant."""
-        held = self.open.pop(contribution, None)
+        held = self._drop(contribution)
         if held is not None:
             self._mark(contribution.incarnation, contribution.group, held.grant)
 
@@ -92,7 +120,7 @@ class Contributions:
             if (name.incarnation, name.group, held.grant) == (incarnation, group, grant)
             and batch in (NO_BATCH, name.batch)
         ]:
-            del self.open[name]
+            self._drop(name)
         if batch == NO_BATCH:
             self._mark(incarnation, group, grant)
         else:
@@ -127,7 +155,8 @@ class Contributions:
     def keep_only(self, members: set[int], kept: set[ContributionId]) -> None:
         """Drop what departed incarnations left behind, but for contributions that still count."""
         for name in [n for n in self.open if n.incarnation not in members and n not in kept]:
-            del self.open[name]
+            self._drop(name)
+        self._counts = +self._counts
         needed = members | {name.incarnation for name in kept}
         self._marks = {owner: marks for owner, marks in self._marks.items() if owner[0] in needed}
         self._dropped = {key: batches for key, batches in self._dropped.items() if key[0] in needed}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from zkv import control as c
-from zkv.errors import ZkvError
+from zkv.errors import Refused, ZkvError
 from zkv_brokers import requests
 from zkv_brokers.decisions import Decisions
 
@@ -40,6 +40,11 @@ class Door:
         router = self._router
         if router.failed is not None:
             router.hub.send(peer, router.failed)
+        elif len(router.members.by_peer) + len(self._early) >= router.config.max_members:
+            raise Refused(
+                f"{len(router.members.by_peer)} members are here, the most that this broker takes "
+                "(--max-members)"
+            )
         elif not router.members.complete:
             self._early[peer] = hello
         elif router.members.holder(hello) is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from zkv import control as c
 from zkv.errors import ProtocolError, VersionMismatch
+from zkv.limits import MEMBERS_MAX
 from zkv.link import Link
 from zkv.wire import open_envelope
 
@@ -23,6 +24,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Strike:
+    """What came over this route was no message."""
+
+    route: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Tell the operator; `level` is a logging level's name."""
 
@@ -33,8 +42,10 @@ class Note:
 class Hub:
     """All links of one broker. `instance` is a number that no other process has."""
 
-    def __init__(self, instance: int, *, resend_s: float) -> None:
+    def __init__(self, instance: int, *, resend_s: float, members: int = MEMBERS_MAX) -> None:
         self.now = 0.0
+        # Those who ask something and go are remembered for a while, too.
+        self._peers_max = 2 * members + 1024
         self._instance = instance
         self._resend_s = resend_s
         self._links: dict[int, Link] = {}
@@ -42,7 +53,7 @@ class Hub:
         self._keys: dict[int, str] = {}
         self._busy: set[int] = set()
         self._closing: set[int] = set()
-        self._out: list[Send | Note] = []
+        self._out: list[Send | Note | Strike] = []
 
     def peers(self) -> list[int]:
         """Return everybody who was heard and not forgotten."""
@@ -60,7 +71,7 @@ class Hub:
             self._out.append(Send(route, c.encode_packet(packet)))
             return 0, []
         except ProtocolError as error:
-            self.note("warning", f"dropped a control frame of {len(frame)} bytes: {error}")
+            self._out.append(Strike(route, f"a control frame of {len(frame)} bytes: {error}"))
             return 0, []
         link = self._links.get(packet.source)
         if link is None:
@@ -69,6 +80,9 @@ class Hub:
                 stranger = Link(self._instance, peer=packet.source)
                 stranger.receive(packet, self.now)
                 self._out += [Send(route, c.encode_packet(p)) for p in stranger.outgoing(self.now)]
+                return 0, []
+            if len(self._links) >= self._peers_max:
+                self.note("warning", f"{len(self._links)} peers are known, the most there can be")
                 return 0, []
             link = self._links[packet.source] = Link(
                 self._instance, peer=packet.source, resend_s=self._resend_s
@@ -124,7 +138,7 @@ class Hub:
         self._closing.discard(peer)
         self._busy.discard(peer)
 
-    def outgoing(self) -> list[Send | Note]:
+    def outgoing(self) -> list[Send | Note | Strike]:
         """Return what to send and to say now."""
         out, self._out = self._out, []
         for peer in list(self._busy):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zkv import control as c
-from zkv.errors import ZkvError
+from zkv.errors import Refused, ZkvError
+from zkv.wire import KeySpec, TableSpec
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import Worker
 
@@ -17,8 +18,19 @@ def offer(router: Router, worker: Worker, message: c.Offer, out: Decisions) -> N
     """Take an offer of keys: the first one's values count, the others are told when these are here.
 
     Raises:
+        Refused: there would be too many keys.
         ZkvError: the keys contradict those that there are, or cannot be placed.
     """
+    known = {*router.layout.kid_of, *router.layout.tables.names()}
+    known.update(*(one.specs for one in router.catalog.pending.values()))
+    offered: list[KeySpec | TableSpec] = [*message.keys, *message.tables]
+    fresh = [one for one in offered if one.key not in known]
+    there = len(known)
+    if fresh and there + len(fresh) > router.config.max_keys:
+        raise Refused(
+            f"{there} keys and {len(fresh)} more are above the most that this broker takes, "
+            f"{router.config.max_keys} (--max-keys); key {fresh[0].key!r} is one of them"
+        )
     plain = message.plain or router.groups.model is not None
     worker.link_rate = message.link_rate or worker.link_rate
     who, places = worker.incarnation, router.members.places

@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from zkv.limits import Limits
 from zkv.roles import KEY_BYTES
 from zkv_net.dialling import Dialled
 from zkv_net.listening import Listening
@@ -40,13 +41,14 @@ class Relay:
         link_changed: Callable[[int, bool], None],
         socket_bytes: int = 0,
         safety: Safety | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._context = context
         self._safety = safety or Safety()
         self._socket_bytes = socket_bytes
         self._link_changed = link_changed
         roles, where = ("worker", "server", "follower", "admin"), "the broker's data port"
-        self._front = Listening(front, self._from_worker, self._safety, roles, where)
+        self._front = Listening(front, self._from_worker, self._safety, roles, where, limits=limits)
         self._backs: dict[int, Dialled] = {}
         self.bytes_relayed = 0
 
@@ -67,7 +69,8 @@ class Relay:
 
     def _from_worker(self, frames: list[zmq.Frame]) -> None:
         if len(frames) < 4 or len(frames[1]) != 2:
-            log.warning("dropped a data message of %d frames without a server's index", len(frames))
+            why = f"a data message of {len(frames)} frames without a server's index"
+            self._front.strike(frames[0].bytes, why)
             return
         back = self._backs.get(int.from_bytes(frames[1].bytes, "big"))
         if back is not None:
@@ -75,7 +78,8 @@ class Relay:
             route: Any = frames[0]
             if self._safety.encrypts:
                 if len(frames[2]):
-                    log.warning("dropped a data message whose route is longer than it can be")
+                    why = "a data message whose route is longer than it can be"
+                    self._front.strike(frames[0].bytes, why)
                     return
                 route = bytes.fromhex(self._safety.sender(frames[-1])) + route.bytes
             back.send([route, *frames[2:]])

@@ -55,7 +55,7 @@ class Router:
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
-        self.hub = Hub(instance, resend_s=config.link_resend_s)
+        self.hub = Hub(instance, resend_s=config.link_resend_s, members=config.max_members)
         self.coding = Coding(
             config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
         )

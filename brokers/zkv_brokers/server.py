@@ -32,6 +32,7 @@ from zkv.data_messages import (
 )
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
+from zkv.limits import LIMITS, Limits
 from zkv.wire import SHARED_BYTES, split_route
 from zkv_brokers import aggregates, dense
 from zkv_brokers.couriers import Couriers
@@ -73,6 +74,8 @@ class ServerConfig:
     insecure: bool = False
     keys: str = ""
     """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
+    limits: Limits = LIMITS
+    """What its data port bears."""
     joins: bool = False
     """Whether it is one more, where all servers that were asked for are here."""
     io_threads: int = 1
@@ -97,7 +100,7 @@ class Server:
         """Called with the server's index and how many there are, when a broker lets it in."""
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
         self._control: FdSocket | None = None
-        self._data: FdSocket | None = None
+        self._data: Listening | None = None
         self._stopped: asyncio.Future[None] | None = None
         self._recorder: Recorder | None = None
         self._spans = tracing.recorder(config.trace)
@@ -158,7 +161,9 @@ class Server:
         self._stopped = asyncio.get_running_loop().create_future()
         roles, where = ("worker", "server", "follower", "admin"), "this server's data port"
         self._data = Listening(
-            *(data, self._from_worker, self._safety, roles, where), turn_over=self._turn_over
+            *(data, self._from_worker, self._safety, roles, where),
+            turn_over=self._turn_over,
+            limits=config.limits,
         )
         self._tick()
 
@@ -253,7 +258,8 @@ class Server:
                 self._sends.got(message)
             self._hear(rest[0].bytes, message, payload)
         except ProtocolError as error:
-            log.warning("dropped a data message: %s", error)
+            if self._data is not None:
+                self._data.strike(frames[0].bytes, error)
 
     def _hear(self, header: bytes, message: Data, payload: Array | None) -> None:
         if self.node is not None:

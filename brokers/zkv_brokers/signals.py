@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zkv.roles import Holder
-from zkv_brokers.hub import Note, Send
+from zkv_brokers.hub import Note, Send, Strike
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +50,4 @@ class ServersChanged:
     """Their addresses, and the keys that answer there."""
 
 
-Action = Send | Note | ServersChanged
+Action = Send | Note | Strike | ServersChanged

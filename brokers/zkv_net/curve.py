@@ -8,8 +8,6 @@ bring is dropped unread, and the links are cut.
 from __future__ import annotations
 
 import logging
-import os
-import socket as sockets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +18,7 @@ from zkv.control import Keyring
 from zkv.roles import ROLES, unmask
 from zkv_net.gate import DOMAIN, Gate
 from zkv_net.keys import Own, printable
+from zkv_net.links import cut, far_end
 from zkv_net.safety import Safety, Vet
 from zkv_net.sparing import Sparing
 
@@ -150,28 +149,13 @@ class Curve(Safety):
             # Those that were noted first are most likely gone.
             del self._live[next(iter(self._live))]
         fd = int(frame.get(zmq.SRCFD))
-        try:
-            with sockets.socket(fileno=os.dup(fd)) as far:
-                self._live[route] = _Live(key, fd, far.getpeername())
-        except OSError:
-            return
+        self._live[route] = _Live(key, fd, far_end(fd))
 
     def cut(self) -> int:
         """Cut the live links of all keys that are not let in; return how many there were."""
         gone = [route for route, one in self._live.items() if one.key not in self._roles]
-        count = 0
-        for route in gone:
-            one = self._live.pop(route)
-            try:
-                # A copy of the descriptor stays this connection's, whatever libzmq does meanwhile;
-                # if it has done something already, the far end differs.
-                with sockets.socket(fileno=os.dup(one.fd)) as far:
-                    if far.getpeername() == one.far:
-                        far.shutdown(sockets.SHUT_RDWR)
-                        count += 1
-            except OSError:
-                continue
-        return count
+        links = [self._live.pop(route) for route in gone]
+        return sum(cut(one.fd, one.far) for one in links)
 
     # --- words -----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from zkv_net.safety import Safety
-from zkv_net.sockets import FdSocket, connect
+from zkv_net.sockets import FdSocket, connect, monitored
 from zkv_net.sparing import Sparing
 
 log = logging.getLogger("zkv.net")
@@ -57,7 +57,7 @@ class Dialled(FdSocket):
         self._pause_s, self._unexplained = AGAIN_S, 0
         self._again: asyncio.TimerHandle | None = None
         safety.dial(socket, address)
-        monitor = socket.get_monitor_socket(FAILED | LINKS)
+        monitor = monitored(socket, FAILED | LINKS)
         try:
             self._known_as = connect(socket, address)
         except BaseException:
@@ -108,6 +108,5 @@ class Dialled(FdSocket):
         if not self.socket.closed:
             self.socket.disable_monitor()
         super().close(linger_ms)
-        # Only now: with nobody to read an event, libzmq's I/O thread would wait for ever to write
-        # it, and disable_monitor for that thread.
+        # Only now: see `monitored`.
         self._monitor.close()

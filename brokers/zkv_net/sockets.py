@@ -165,6 +165,20 @@ def new_socket(
     return socket
 
 
+def monitored(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Return a socket that tells these events of another one. It is closed after
+    `disable_monitor`: with nobody to read an event, libzmq's I/O thread would wait for ever to
+    write it, and `disable_monitor` for that thread."""
+    endpoint = f"inproc://monitor.{socket.underlying:x}"
+    socket.monitor(endpoint, events)
+    reader: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+    # A burst of connections while the loop is busy must not stop that thread either.
+    reader.setsockopt(zmq.RCVHWM, 0)
+    reader.setsockopt(zmq.LINGER, 0)
+    reader.connect(endpoint)
+    return reader
+
+
 def split_address(address: str) -> tuple[str, str]:
     """Return host (without brackets) and port of `tcp://host:port`.
 

@@ -102,7 +102,7 @@ def _main(
 @o.sets(
     broker=(
         *(o.BROKER_BIND, o.DATA_BIND, o.ADVERTISE, o.SERVERS, o.WORKERS, *o.TRAINING),
-        *(o.RECORD, o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
+        *(o.RECORD, o.INSECURE, *o.LOST, *o.LIMITS, *o.DATA_SOCKETS, o.LOOP),
     ),
     join=(o.KEYS,),
     log=o.LOG,
@@ -214,9 +214,9 @@ def rebalance(
 @o.sets(
     broker=(
         *(o.SERVERS, *o.TRAINING, o.RECORD, o.WORKERS, o.BROKER_BIND, o.ADVERTISE),
-        *(o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
+        *(o.INSECURE, *o.LOST, *o.LIMITS, *o.DATA_SOCKETS, o.LOOP),
     ),
-    server=(o.BUDGET, o.SHARED, *o.DATA_SOCKETS, o.LOOP),
+    server=(o.BUDGET, o.SHARED, *o.PORT_LIMITS, *o.DATA_SOCKETS, o.LOOP),
     join=(o.KEYS,),
     log=o.LOG,
 )

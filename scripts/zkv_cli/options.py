@@ -212,6 +212,28 @@ TRAINING = (
 )
 """What a broker is told of the training."""
 
+PORT_LIMITS = (
+    Setting(
+        "max_connections",
+        int,
+        ("--max-connections",),
+        "Connections that a port bears (default: 16384).",
+    ),
+    Setting(
+        "max_rate",
+        int,
+        ("--max-rate",),
+        "Messages in a second of one connection; those above are dropped, and sent again "
+        "(default: 20000).",
+    ),
+)
+LIMITS = (
+    *PORT_LIMITS,
+    Setting("max_members", int, ("--max-members",), "Workers and servers in all (default: 4096)."),
+    Setting("max_keys", int, ("--max-keys",), "Keys and tables in all (default: 1000000)."),
+)
+"""What a broker bears of whoever is let in."""
+
 LOST = (
     Setting(
         "worker_lost_s",
@@ -293,7 +315,7 @@ SERVER: dict[str, Sequence[Setting]] = {
     "join": (JOIN, KEYS),
     "server": (
         *(SERVER_BIND, ADVERTISE, NAME, BUDGET, SHARED, CONNECT_TIMEOUT, BROKER_LOST),
-        *(RECORD, INSECURE, *DATA_SOCKETS, LOOP),
+        *(RECORD, INSECURE, *PORT_LIMITS, *DATA_SOCKETS, LOOP),
     ),
     "log": LOG,
 }

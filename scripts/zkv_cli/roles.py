@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zkv.errors import ZkvError
+from zkv.limits import Limits
 from zkv.policy import policy
 from zkv_cli.cluster import join_commands
 from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
@@ -60,6 +61,9 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,
+        max_members=section.max_members,
+        max_keys=section.max_keys,
+        limits=Limits(section.max_connections, section.max_rate),
         worker_lost_s=section.worker_lost_s,
         server_lost_s=section.server_lost_s,
         io_threads=section.io_threads,
@@ -85,6 +89,7 @@ def server_config(section: ServerSection, broker: str, *, joins: bool = False) -
         connect_timeout_s=section.connect_timeout_s,
         broker_lost_s=section.broker_lost_s,
         insecure=section.insecure,
+        limits=Limits(section.max_connections, section.max_rate),
         joins=joins,
     )
 

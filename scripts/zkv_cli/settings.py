@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from pydantic_settings import (
 )
 
 from zkv.errors import ConfigError
+from zkv.limits import CONNECTIONS_MAX, KEYS_MAX, MEMBERS_MAX, MESSAGES_PER_S
 from zkv.optimizer_spec import optimizer
 from zkv.placement import BLOCK_BYTES_LEAST
 from zkv.placements import placement
@@ -40,15 +40,12 @@ from zkv.sizes import size as size
 from zkv.staleness import staleness
 from zkv.topology import topology
 from zkv.wire import IO_THREADS_MAX, PAYLOAD_BYTES_MAX, SHARED_BYTES, SOCKET_BYTES_MAX
+from zkv_cli.setting_places import PREFIX, Flags, Places
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 from zkv_net.sockets import split_address
 
 FILE = Path("zkv.toml")
-PREFIX = "ZKV_"
-
-Flags = Mapping[tuple[str, str], Any]
-"""Values by (section, key); None: not given."""
 
 
 def seconds(value: float) -> float:
@@ -148,6 +145,8 @@ Seconds = Annotated[float, AfterValidator(seconds)]
 Count = Annotated[int, Field(ge=1, le=65_535)]
 IoThreads = Annotated[int, Field(ge=1, le=IO_THREADS_MAX)]
 SocketBuffer = Annotated[int, BeforeValidator(size), AfterValidator(_buffer)]
+Connections = Annotated[int, Field(ge=1)]
+Rate = Annotated[int, Field(ge=1)]
 Loop = Literal["auto", "asyncio", "uvloop"]
 
 
@@ -179,6 +178,10 @@ class BrokerSection(Section):
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
     server_lost_s: Seconds = 20.0
+    max_members: Annotated[int, Field(ge=1, le=MEMBERS_MAX * 16)] = MEMBERS_MAX
+    max_keys: Annotated[int, Field(ge=1)] = KEYS_MAX
+    max_connections: Connections = CONNECTIONS_MAX
+    max_rate: Rate = MESSAGES_PER_S
     io_threads: IoThreads = 1
     socket_buffer: SocketBuffer = 0
     loop: Loop = "auto"
@@ -197,6 +200,8 @@ class ServerSection(Section):
     broker_lost_s: Seconds = 10.0
     record: str = ""
     insecure: bool = False
+    max_connections: Connections = CONNECTIONS_MAX
+    max_rate: Rate = MESSAGES_PER_S
     io_threads: IoThreads = 1
     socket_buffer: SocketBuffer = 0
     loop: Loop = "auto"
@@ -287,7 +292,7 @@ def load(flags: Flags | None = None, file: Path | None = None) -> Settings:
     try:
         settings = Layered(**nested)
     except ValidationError as error:
-        places = _Places(flags or {}, path)
+        places = Places(flags or {}, path)
         found = [f"{places.of(e['loc'])}: {_words(e)}" for e in error.errors()] + strangers
         # An option of several sections is one mistake.
         raise ConfigError(_listed(list(dict.fromkeys(found)))) from None
@@ -356,43 +361,3 @@ def _words(error: Any) -> str:
     text = str(error["msg"]).removeprefix("Value error, ")
     shown = repr(error["input"])
     return text if shown in text or len(shown) > 60 else f"{text} (given: {shown})"
-
-
-class _Places:
-    """Where a setting was given: a flag, a variable, or a line of the file."""
-
-    def __init__(self, flags: Flags, path: Path | None) -> None:
-        self._flags = flags
-        self._path = path
-        self._lines = path.read_text("utf-8").splitlines() if path is not None else []
-
-    def of(self, location: tuple[Any, ...]) -> str:
-        """Return the place of a setting, by (section, key)."""
-        section, key = [*map(str, location), "", ""][:2]
-        if self._flags.get((section, key)) is not None:
-            return f"--{key.removesuffix('_s').replace('_', '-')}"
-        names = {name.upper(): name for name in os.environ}
-        if (section, key) == ("join", "broker") and "ZKV_BROKER" in names:
-            return "environment variable ZKV_BROKER"
-        variable = names.get(f"{PREFIX}{section}__{key}".upper())
-        if variable is not None:
-            return f"environment variable {variable}"
-        line = self._line(section, key)
-        where = f"[{section}] {key}" if key else f"[{section}]"
-        return f"{self._path}{f', line {line}' if line else ''}, {where}"
-
-    def _line(self, section: str, key: str) -> int:
-        """Return the line that sets it, from 1; 0 if the file writes it in some other way."""
-        current = ""
-        for number, line in enumerate(self._lines, start=1):
-            header = re.match(r"\s*\[\s*\"?([\w-]+)\"?\s*\]", line)
-            if header:
-                current = header[1]
-                if current == section and not key:
-                    return number
-            name = re.match(r"\s*\"?([\w.-]+)\"?\s*=", line)
-            if name:
-                full = f"{current}.{name[1]}" if current else name[1]
-                if full == (f"{section}.{key}" if key else section):
-                    return number
-        return 0

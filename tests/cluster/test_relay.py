@@ -20,19 +20,20 @@ async def test_a_watch_ends_before_its_reader_is_closed(monkeypatch: pytest.Monk
     relay = Relay(context, front, lambda index, up: links.append((index, up)))
     relay.connect({3: f"tcp://127.0.0.1:{port}"})
     await until(lambda: links == [(3, True)], what="the connection to server 3")
-    monitors = [back._monitor for back in relay._backs.values()]
+    watched = [relay._front, *relay._backs.values()]
+    monitors = {one.socket: one._monitor for one in watched}
     readers_closed: list[bool] = []
     disable = zmq.Socket.disable_monitor
 
     def observed(socket: zmq.Socket[bytes]) -> None:
-        readers_closed.extend(monitor.socket.closed for monitor in monitors)
+        readers_closed.append(monitors[socket].socket.closed)
         disable(socket)
 
     monkeypatch.setattr(zmq.Socket, "disable_monitor", observed)
     relay.close()
     relay.close()
-    assert readers_closed == [False]
-    assert all(monitor.socket.closed for monitor in monitors)
+    assert readers_closed == [False, False]
+    assert all(monitor.socket.closed for monitor in monitors.values())
     server.close(0)
     context.term()
 
