@@ -20,6 +20,11 @@ def need(members: int) -> int:
     return EACH * members + OWN
 
 
+def fit(limit: int) -> int:
+    """Return how many members may connect to a process with that limit."""
+    return max(0, (limit - OWN) // EACH)
+
+
 def too_few(limit: int, members: int) -> str:
     """Return what is wrong with a limit (after it was raised as far as it goes); "": nothing."""
     if limit >= need(members):

@@ -108,7 +108,7 @@ class Broker:
         self._spans = tracing.recorder(config.trace)
         self._received_now: list[r.Event] = []
         self._versions = about.versions()
-        self._descriptors = descriptors.Watch()
+        self._descriptors = descriptors.Watch(log)
         self._stopped = asyncio.Event()
 
     def start(self) -> None:
@@ -276,8 +276,7 @@ class Broker:
         """Serve until `stop` is called."""
         while not self._stopped.is_set():
             self._handle([r.Tick()])
-            if short := self._descriptors.look(time.monotonic()):
-                log.warning("%s", short)
+            self._descriptors.look(time.monotonic())
             self._look_at_keys()
             self._safety.tick()
             try:

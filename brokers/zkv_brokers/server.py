@@ -105,8 +105,7 @@ class Server:
         self._recorder: Recorder | None = None
         self._spans = tracing.recorder(config.trace)
         self._sends = None if self._spans is None else tracing.Sends(self._spans)
-        self._turn = 0
-        self._descriptors = descriptors.Watch()
+        self._turn, self._descriptors = 0, descriptors.Watch(log)
         self._nearby = Nearby(self._post, self._now, config.shared_bytes)
         self._senders = Senders(self._nearby.gone)
         self._safety = Safety()
@@ -360,8 +359,7 @@ class Server:
             self._tick()
             self._senders.forget_those_gone(self.node.shard.members, self._now())
             self._nearby.turn()
-            if short := self._descriptors.look(self._now()):
-                log.warning("%s", short)
+            self._descriptors.look(self._now())
             await asyncio.wait({self._stopped}, timeout=TICK_S)
         await self._stopped
 

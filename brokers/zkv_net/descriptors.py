@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from contextlib import suppress
 from typing import Any
 
-from zkv.descriptors import Alarm, too_few
+from zkv.descriptors import Alarm, fit, too_few
 from zkv.errors import ConfigError
 
 _resource: Any = None
@@ -62,20 +63,28 @@ def claim(members: int) -> None:
         raise ConfigError(wrong)
 
 
-class Watch:
-    """Looks once a second at how many descriptors this process has left."""
+def room() -> int:
+    """Return for how many members this process has room."""
+    found = limits()
+    return fit(MANY if found is None else found[0])
 
-    def __init__(self) -> None:
+
+class Watch:
+    """Looks once a second at how many descriptors this process has left, and warns in `log`."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
         self.figures = {"opened": 0, "limit": 0}
         """As they were when it looked last; a limit of 0: none is known."""
         self._alarm = Alarm()
         self._next = 0.0
 
-    def look(self, now: float) -> str:
-        """Return what the operator has to know at this time (seconds); "": nothing."""
+    def look(self, now: float) -> None:
+        """Look, if it is time to; `now` in seconds."""
         found = limits() if now >= self._next else None
         if found is None:
-            return ""
+            return
         self._next = now + LOOK_S
         self.figures = {"opened": opened(), "limit": found[0]}
-        return self._alarm.look(**self.figures, now=now)
+        if short := self._alarm.look(**self.figures, now=now):
+            self._log.warning("%s", short)

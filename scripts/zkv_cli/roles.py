@@ -61,7 +61,8 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,
-        max_members=section.max_members,
+        # More would be accepted by the kernel, and never answered.
+        max_members=min(section.max_members, descriptors.room()),
         max_keys=section.max_keys,
         limits=Limits(section.max_connections, section.max_rate),
         worker_lost_s=section.worker_lost_s,
@@ -102,7 +103,10 @@ def run_broker(settings: Settings) -> int:
     watch_lifeline()
 
     section = settings.broker
-    descriptors.claim(section.servers + max(section.workers, section.min_workers))
+    asked = section.servers + max(section.workers, section.min_workers)
+    if "max_members" in section.model_fields_set:
+        asked = max(asked, section.max_members)
+    descriptors.claim(asked)
 
     async def main() -> int:
         broker = Broker(broker_config(section))

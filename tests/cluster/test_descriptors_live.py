@@ -30,6 +30,7 @@ def limited(limits: str, *arguments: str) -> list[str]:
     ("role", "members"),
     [
         (["broker", "--servers", "3", "--workers", "40", "--bind", "tcp://127.0.0.1:0"], 43),
+        (["broker", "--max-members", "200", "--bind", "tcp://127.0.0.1:0"], 200),
         (["server", "--broker", "tcp://127.0.0.1:1"], 2),
     ],
 )
@@ -57,6 +58,16 @@ def test_a_soft_limit_is_raised_as_far_as_it_goes():
         assert broker.end() == 143
 
 
+def test_a_default_of_more_members_than_fit_is_lowered_to_those_that_do(monkeypatch):
+    from zkv_cli.roles import broker_config
+    from zkv_cli.settings import load
+
+    monkeypatch.setattr(descriptors, "limits", lambda: (need(10) + 1, need(10) + 1))
+    assert broker_config(load().broker).max_members == 10
+    monkeypatch.setattr(descriptors, "limits", lambda: None)
+    assert broker_config(load().broker).max_members == 4096
+
+
 @pytest.mark.skipif(descriptors.limits() is None, reason="no such limit here")
 async def test_a_broker_and_a_server_say_when_descriptors_run_out(monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
@@ -80,9 +91,9 @@ async def test_a_broker_and_a_server_say_when_descriptors_run_out(monkeypatch, c
 def test_a_watch_looks_once_a_second(monkeypatch):
     looked: list[float] = []
     monkeypatch.setattr(descriptors, "opened", lambda: looked.append(0.0) or 0)
-    watch = descriptors.Watch()
+    watch = descriptors.Watch(logging.getLogger("zkv.test"))
     for now in (0.0, 0.5, 1.0, 1.5, 2.0):
-        assert watch.look(now) == ""
+        watch.look(now)
     assert len(looked) == 3
 
 

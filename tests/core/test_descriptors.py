@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from zkv.descriptors import AGAIN_S, Alarm, need, too_few
+from zkv.descriptors import AGAIN_S, Alarm, fit, need, too_few
 
 
 def test_each_member_needs_two_and_a_process_has_its_own():
     assert need(0) == 64
     assert need(100) == 264
+
+
+def test_as_many_fit_as_have_what_they_need():
+    assert [fit(need(100) + more) for more in (-1, 0, 1, 2)] == [99, 100, 100, 101]
+    assert fit(10) == 0
 
 
 def test_one_below_the_need_is_too_few_and_says_both_figures():
