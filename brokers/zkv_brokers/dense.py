@@ -104,9 +104,10 @@ class Dense:
             by, times, rate = map(np.float32, (run.divisor, factor, -run.lr))
             plain = run.rule.name == "sgd" and not dict(run.rule.hyper)["weight_decay"]
             plain = plain and float(by) == run.divisor
-            if plain and len(self.terms) == 2:
+            at_once = kernels.SGD_OF.get(len(self.terms))
+            if plain and at_once is not None and values_out is not values:
                 numbers = (by, times, rate)
-                finite = self._sgd_of_two(kernels, run, numbers, values, values_out) and finite
+                finite = self._sgd(at_once, run, numbers, values, values_out) and finite
                 continue
             for start in range(run.start, run.stop, PIECE_ELEMENTS):
                 cut = slice(start, min(start + PIECE_ELEMENTS, run.stop))
@@ -129,22 +130,20 @@ class Dense:
                 )
         return finite
 
-    def _sgd_of_two(
+    def _sgd(
         self,
-        kernels: Any,
+        kernel: Any,
         run: Run,
         numbers: tuple[Any, Any, Any],
         values: Array,
         out: Array,
     ) -> bool:
-        """Apply sgd to the sum of two terms; of a large run, half of it on another thread."""
-        (g, weight), (h, other) = self.terms
-        w, v = np.float32(weight), np.float32(other)
+        """Apply sgd to the sum of a few terms; of a large run, half of it on another thread."""
 
         def part(start: int, stop: int) -> bool:
             cut = slice(start, stop)
-            terms = (g[cut], w, h[cut], v)
-            return bool(kernels.sgd_of_two(values[cut], *terms, *numbers, out[cut]))
+            terms = [one for term, weight in self.terms for one in (term[cut], np.float32(weight))]
+            return bool(kernel(values[cut], *terms, *numbers, out[cut]))
 
         if HELPER is None or run.stop - run.start < SHARED_ELEMENTS:
             return part(run.start, run.stop)
@@ -184,4 +183,5 @@ def warm() -> None:
     dense_numba.add_term(one.copy(), one, by)
     dense_numba.sgd(one, one, by, by, by, one.copy())
     dense_numba.finite(one)
-    dense_numba.sgd_of_two(one, one, by, one, by, by, by, by, one.copy())
+    for count, at_once in dense_numba.SGD_OF.items():
+        at_once(one, *(one, by) * count, by, by, by, one.copy())

@@ -63,7 +63,7 @@ def may_wait(store: Store, block: BlockSpec, message: d.Push) -> bool:
 def check_values(store: Store, block: BlockSpec, stored: Array) -> Problem | None:
     """Return why values must be refused; None: they need not be."""
     layout, kid = store.layout, block.segments[0].kid
-    dtype, rule = layout.dtype(block), store.spec_for(kid).rule.name
+    dtype, rule = layout.dtype(block), store.rules.spec_for(kid).rule.name
     if not dtype.floating and rule != "assign":
         return (
             layout.entries[kid].spec.key,

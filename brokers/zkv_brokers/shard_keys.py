@@ -17,6 +17,7 @@ def regroup(shard: Shard, kid: int, group: int, bid: int) -> None:
     """Move a key into a group of its own; out of a bucket into block `bid`."""
     layout, store = shard.layout, shard.store
     shard.grants.forget_sent()
+    store.rules.forget()
     (before, *rest) = layout.blocks_for([kid])
     layout.regroup(kid, group, bid)
     if not rest and bid in layout.blocks and before.server == shard.number:

@@ -128,5 +128,6 @@ def made_of(
     name: ContributionId, share: Share, block: BlockSpec
 ) -> tuple[ContributionId, float, bool, frozenset[int]]:
     """Return what one contribution is to a block."""
-    skipped = share.skipped & frozenset(block.kids)
+    # A bucket may have a thousand keys.
+    skipped = share.skipped & frozenset(block.kids) if share.skipped else share.skipped
     return name, share.weight, share.payload is not None, skipped
