@@ -27,6 +27,8 @@ from zkv.policy import policy
 from zkv_brokers.broker import Broker, BrokerConfig
 from zkv_cli import doctor, doctor_handshake, doctor_probes, doctor_server
 
+pytestmark = pytest.mark.one_loop
+
 ZKV = [sys.executable, "-m", "zkv_cli"]
 
 
@@ -305,7 +307,6 @@ def test_a_stranger_is_no_workers_incarnation():
 # --- keys --------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_loop
 async def test_a_key_that_is_let_in_reaches_the_broker_and_every_server(
     examined, tmp_path, monkeypatch
 ):
@@ -321,7 +322,6 @@ async def test_a_key_that_is_let_in_reaches_the_broker_and_every_server(
     assert told.checks["shared memory"]["outcome"] == "ok"
 
 
-@pytest.mark.one_loop
 async def test_no_key_a_strange_one_and_another_brokers(examined, tmp_path, monkeypatch):
     keys = Keys(tmp_path / "these")
     stranger = keys.make("stranger", "worker", add=False)
@@ -348,7 +348,6 @@ async def test_no_key_a_strange_one_and_another_brokers(examined, tmp_path, monk
         assert "has another key than" in told.checks["CURVE"]["means"]
 
 
-@pytest.mark.one_loop
 async def test_a_broker_without_keys_where_keys_are_in_use(examined, tmp_path, monkeypatch):
     keys = Keys(tmp_path)
     keys.make("node2", "worker")
@@ -364,7 +363,6 @@ async def test_a_broker_without_keys_where_keys_are_in_use(examined, tmp_path, m
     assert "chmod 600" in told.checks["CURVE"]["means"]
 
 
-@pytest.mark.one_loop
 async def test_keys_of_the_default_folder_are_found(examined, tmp_path, monkeypatch):
     keys = Keys(tmp_path / "zkv")
     # The folder's name is that of its machine here, and "keys" where nobody names one.
@@ -379,7 +377,6 @@ async def test_keys_of_the_default_folder_are_found(examined, tmp_path, monkeypa
     assert told.found("CURVE").startswith("encrypted")
 
 
-@pytest.mark.one_loop
 async def test_who_only_measures_may_do_nothing_else_under_keys(tmp_path):
     from zkv.data_messages import Greet, Probe, Push
     from zkv.wire import STRANGERS, ContributionId
