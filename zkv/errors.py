@@ -116,6 +116,11 @@ class ConfigError(ZkvError, ValueError):
     """The configuration has mistakes; all of them are listed."""
 
 
+def doctor_hint(address: str) -> str:
+    """Return what to try where a broker, or one of its servers, cannot be reached."""
+    return f"zkv doctor --broker {address} says what is in the way"
+
+
 _BY_CODE: dict[str, type[ZkvError]] = {
     cls.__name__: cls
     for cls in (

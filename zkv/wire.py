@@ -53,6 +53,9 @@ Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=NAME_BYTES_MAX)]
 Key = Annotated[str, Meta(max_length=KEY_BYTES_MAX)] | Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
+STRANGERS = 2**62
+"""Numbers from here on stand for who only measures the way to a server, where a worker has its
+incarnation: those begin with milliseconds since 1970, and are lower until the year 2109."""
 NO_BATCH = -1
 """In a Discard: every batch of that grant."""
 MODEL = 0

@@ -29,8 +29,8 @@ from zkv_brokers import router as r
 from zkv_brokers.hub import Strike
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
+from zkv_net import about, descriptors, tracing
 from zkv_net import loop as net
-from zkv_net import tracing
 from zkv_net.curve import Curve
 from zkv_net.keys import KeyFolder
 from zkv_net.listening import Listening
@@ -110,6 +110,8 @@ class Broker:
         self._keys_seen: Any = object()
         self._spans = tracing.recorder(config.trace)
         self._received_now: list[r.Event] = []
+        self._versions = about.versions()
+        self._descriptors = descriptors.Watch(log)
         self._stopped = asyncio.Event()
 
     def start(self) -> None:
@@ -249,6 +251,7 @@ class Broker:
         now = time.monotonic()
         if self._recorder is not None:
             self._recorder.turn(events, now)
+        self.router.about = self._about()
         actions = self.router.turn(events, now)
         if self._spans is not None:
             turn_spans(self._spans, now, self.router.decided)
@@ -265,10 +268,20 @@ class Broker:
                         self._safety.place(address, key)
                     self._relay.connect(dict(addresses))
 
+    def _about(self) -> dict[str, Any]:
+        """Return what this process says of itself to who asks for the status."""
+        return {
+            "versions": self._versions,
+            "time_s": time.time(),
+            "descriptors": self._descriptors.figures,
+            "data_address": self.data_address,
+        }
+
     async def serve(self) -> None:
         """Serve until `stop` is called."""
         while not self._stopped.is_set():
             self._handle([r.Tick()])
+            self._descriptors.look(time.monotonic())
             self._look_at_keys()
             self._safety.tick()
             try:

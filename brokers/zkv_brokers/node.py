@@ -7,17 +7,27 @@ simulated cluster run this same class.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from zkv import control as c
 from zkv.alignment import RoundTrips
-from zkv.data_messages import Data, Probe, Probed
+from zkv.data_messages import Data, Greet, Probe, Probed
 from zkv.dtypes import Array
-from zkv.errors import BrokerLost, ClusterNotReady, VersionMismatch, ZkvError, from_code
+from zkv.errors import (
+    BrokerLost,
+    ClusterNotReady,
+    ProtocolError,
+    ServerLost,
+    VersionMismatch,
+    ZkvError,
+    doctor_hint,
+    from_code,
+)
 from zkv.link import Link
 from zkv.spans import Spans
-from zkv.wire import open_envelope
+from zkv.wire import STRANGERS, open_envelope
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.shard import Action as ShardAction
@@ -32,6 +42,8 @@ from zkv_brokers.shard import (
     ToServer,
 )
 
+TEXT_MAX = 4000
+"""Of a reason that is sent."""
 DECODING_EVERY_S = 1.0
 """How often the broker is told what updates and their decoding have cost."""
 
@@ -167,13 +179,16 @@ class Node:
             index = 0 if self.welcome is None else self.welcome.index
             probed = Probed(index, message.incarnation, message.number)
             return [ToWorker(message.incarnation, probed, None)]
+        if isinstance(message, Greet) and message.incarnation >= STRANGERS:
+            # It has a route now, and never becomes a member that a shard would have to know.
+            return []
         self._carry(self.shard.take(FromWorker(message, payload), now))
         out, self._out = self._out, []
         return out
 
     def turn_over(self, now: float) -> list[Action]:
         """All data messages of a turn are in: receipts and reports go out."""
-        self._carry(self.shard.turn_over(now))
+        self._tried(lambda: self.shard.turn_over(now))
         return self._flush(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -193,6 +208,7 @@ class Node:
                 BrokerLost(
                     f"nothing was heard of the broker at {self.config.broker} for {silent:.1f} s"
                     + (f": {self.trouble}" if self.trouble else "")
+                    + f"; {doctor_hint(self.config.broker)}"
                 )
             )
         return self._flush(now)
@@ -259,7 +275,20 @@ class Node:
         self._feed(FromBroker(message), now)
 
     def _feed(self, event: Event, now: float) -> None:
-        self._carry(self.shard.handle(event, now))
+        self._tried(lambda: self.shard.handle(event, now))
+
+    def _tried(self, does: Callable[[], list[ShardAction]]) -> None:
+        """Carry out what the shard wants. An entry that it has not applied to its end cannot be
+        applied again, and one that is left out makes it another model: it must not go on."""
+        try:
+            self._carry(does())
+        except ProtocolError:
+            raise
+        except Exception as error:
+            why = f"it cannot go on: {type(error).__name__}: {error}"[:TEXT_MAX]
+            self._link.send(c.Trouble(why))
+            self._out.append(Note("error", traceback.format_exc()))
+            self._fail(ServerLost(f"this server is lost: {why}"))
 
     def _carry(self, actions: list[ShardAction]) -> None:
         for action in actions:
@@ -277,7 +306,8 @@ class Node:
         if self._link.heard is not None:
             text = f"the broker at {config.broker} has not let this server in for {waited:.1f} s"
         if waited > config.connect_timeout_s:
-            self._fail(ClusterNotReady(f"{text}; is it running, and is this the broker's address?"))
+            ask = f"is it running, and is this the broker's address? {doctor_hint(config.broker)}"
+            self._fail(ClusterNotReady(f"{text}; {ask}"))
         elif now >= self._next_word:
             self._next_word = now + config.narrate_every_s
             self._out.append(Note("warning", text))

@@ -353,6 +353,7 @@ def status(router: Router) -> dict[str, Any]:
     placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
     return {
         "broker": router.config.address,
+        "process": router.about,
         "term": members.term,
         "policy": str(router.policy),
         "optimizer": str(router.model_spec),
@@ -386,6 +387,7 @@ def status(router: Router) -> dict[str, Any]:
                 "index": server.index,
                 "name": server.hello.name,
                 "address": server.hello.address,
+                "key": router.hub.key_of(server.peer),
                 "host": server.hello.host,
                 "pid": server.hello.pid,
                 "last_heard_s": round(router.hub.silent_s(server.peer), 3),

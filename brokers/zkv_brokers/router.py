@@ -74,6 +74,7 @@ class Router:
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
+        self.about: dict[str, object] = {}  # What its process says of itself, for `status` alone.
         self._told: dict[int, str] = {}
         self._line_passed, self._shortage, self._next_beat = False, "", 0.0
         self._addresses: ServersChanged | None = None
@@ -105,7 +106,7 @@ class Router:
                 for message in messages:
                     try:
                         self._take(peer, message, out)
-                    except (ProtocolError, Refused, ValueError) as error:
+                    except (ProtocolError, Refused, ValueError, MemoryError) as error:
                         self.refuse(peer, getattr(message, "token", 0), error)
             case Tick():
                 self._tick(now, out)

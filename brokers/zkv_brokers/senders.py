@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence, Set
 
 import zmq
 
-from zkv.data_messages import Data, Done, Fetch, Greet, Part, Push
+from zkv.data_messages import Data, Done, Fetch, Greet, Part, Probe, Push
 from zkv.errors import ProtocolError
 from zkv.roles import KEY_BYTES
+from zkv.wire import STRANGERS
 from zkv_net.safety import Safety
 
 log = logging.getLogger("zkv.server")
@@ -48,6 +49,9 @@ class Senders:
                 raise ProtocolError(f"the key {key[:8]}… asks as a server, and is for none")
             return True
         incarnation = sender(message)
+        if incarnation >= STRANGERS:
+            # Whose key is let in may measure the way; no member has such a number.
+            return isinstance(message, Greet | Probe)
         if not self.safety.knows(incarnation):
             # The broker's word is on its way; who greets does so again.
             log.debug("dropped a %s of somebody yet unknown", type(message).__name__)

@@ -43,8 +43,8 @@ from zkv_brokers.recording import Recorder, digest_of
 from zkv_brokers.senders import Senders, sender
 from zkv_brokers.shard import Prepare, Shard, ToServer
 from zkv_codecs.plan import Plan
+from zkv_net import descriptors, tracing
 from zkv_net import loop as net
-from zkv_net import tracing
 from zkv_net.dialling import Dialled
 from zkv_net.listening import Listening
 from zkv_net.nearby import Nearby, NeverShown, payload_bytes
@@ -105,7 +105,7 @@ class Server:
         self._recorder: Recorder | None = None
         self._spans = tracing.recorder(config.trace)
         self._sends = None if self._spans is None else tracing.Sends(self._spans)
-        self._turn = 0
+        self._turn, self._descriptors = 0, descriptors.Watch(log)
         self._nearby = Nearby(self._post, self._now, config.shared_bytes)
         self._senders = Senders(self._nearby.gone)
         self._safety = Safety()
@@ -359,6 +359,7 @@ class Server:
             self._tick()
             self._senders.forget_those_gone(self.node.shard.members, self._now())
             self._nearby.turn()
+            self._descriptors.look(self._now())
             await asyncio.wait({self._stopped}, timeout=TICK_S)
         await self._stopped
 

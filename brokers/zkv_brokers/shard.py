@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -37,7 +38,8 @@ from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
-from zkv_brokers.shard_keys import discard, drop, regroup, status_of
+from zkv_brokers.shard_keys import discard, drop, no_block, regroup, status_of
+from zkv_brokers.shortage import spared
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
 
@@ -80,6 +82,7 @@ class Shard:
         self._held: list[tuple[ContributionId, int]] = []
         self._voids: list[Action] = []
         self._parked = Parked()
+        self._hear = partial(spared, self._from_worker, self._void, self.contributions)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and return what to send, in order.
@@ -95,8 +98,8 @@ class Shard:
         match event:
             case FromBroker(message):
                 self._from_broker(message, out)
-            case FromWorker(message, payload):
-                self._from_worker(message, payload, out, now)
+            case FromWorker():
+                self._hear(event, out, now)
             case Reset():
                 grants, spans = self.grants, self.commits.spans
                 self.__init__(  # type: ignore[misc]
@@ -268,7 +271,7 @@ class Shard:
         for event in waiting:
             # What is wrong with one worker's message is no reason to drop the others'.
             with suppress(ProtocolError):
-                self._from_worker(event.message, event.payload, out, 0.0)
+                self._hear(event, out, 0.0)
 
     def _ack(self, contribution: ContributionId, bid: int) -> None:
         self._acks.setdefault(contribution.incarnation, []).append((contribution, bid))
@@ -284,7 +287,7 @@ class Shard:
         if message.bid not in held.payloads and not held.void and not done:
             block = self.layout.blocks.get(bid_of(message.bid))
             if block is None or not self._is_part(name, message.bid):
-                self._void(name, held, self._no_block(name, message.bid))
+                self._void(name, held, no_block(self.number, name, message.bid))
             else:
                 rows = self.tables.admit(message, payload)
                 streams = self.commits.streaming.begun(name, held) and block.server == self.number
@@ -312,7 +315,7 @@ class Shard:
             here = [bid for bid in message.bids if seeds or not self.copies.elsewhere(bid, at)]
             strange = [bid for bid in here if not self._is_part(name, bid)]
             if strange:
-                self._void(name, held, self._no_block(name, strange[0]))
+                self._void(name, held, no_block(self.number, name, strange[0]))
             elif held.bids is None:
                 # Said once: what was reported as held does not change any more.
                 held.weight = message.weight
@@ -354,10 +357,6 @@ class Shard:
             return False
         return self.layout.group_of[block.segments[0].kid] == name.group
 
-    def _no_block(self, name: ContributionId, bid: int) -> Problem:
-        of = "this initialisation" if name.group == SEEDS else f"group {name.group}"
-        return "?", f"server {self.number} holds no block {bid} of {of}"
-
     def _void(self, name: ContributionId, held: Open, problem: Problem) -> None:
         if held.void or held.reported:
             return
@@ -383,13 +382,13 @@ class Shard:
         if not all(self._is_sound(name, self.layout.blocks[bid]) for bid in sorted(held.unseen)):
             return
         held.unseen.clear()
-        held.reported = True
         held.payloads = {bid: held.payloads[bid] for bid in sorted(held.bids)}
         if name.group == SEEDS:
             for bid, payload in held.payloads.items():
                 assert isinstance(payload, np.ndarray)
                 self.store.put(self.layout.blocks[bid], payload)
             self.contributions.settle(name)
+        held.reported = True
         self._held.append((name, held.grant))
 
     def held_elsewhere(self, names: Sequence[ContributionId]) -> None:

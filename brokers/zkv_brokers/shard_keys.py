@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zkv import control as c
-from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS
+from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, ContributionId
+from zkv_brokers.guards import Problem
 
 if TYPE_CHECKING:
     from zkv_brokers.shard import Shard
@@ -64,3 +65,9 @@ def status_of(shard: Shard) -> dict[str, object]:
         "contribution_bytes": shard.contributions.bytes_held,
         "model_version": shard.versions.get(MODEL, 0),
     }
+
+
+def no_block(server: int, name: ContributionId, bid: int) -> Problem:
+    """Return why a block of a contribution is refused that this server does not hold."""
+    of = "this initialisation" if name.group == SEEDS else f"group {name.group}"
+    return "?", f"server {server} holds no block {bid} of {of}"

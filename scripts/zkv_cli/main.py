@@ -275,6 +275,21 @@ def status(
             typer.echo(as_text(plain))
 
 
+@app.command()
+@o.sets(join=o.ASKING)
+def doctor(flags: o.Flags, as_json: Json = False, config: o.Config = None) -> None:
+    """Look what is in the way between this machine and a broker, and say what to do.
+
+    Names, ports, handshakes, versions, clocks, each server's address, what links carry, limits of
+    this machine. It changes nothing and joins nothing. Exit code 1 if a check has failed.
+    """
+    with reporting("doctor"):
+        address = _broker_asked(_load(flags, config))
+        from zkv_cli.doctor import run as examine
+
+        raise SystemExit(0 if examine(address, as_json=as_json) else 1)
+
+
 @app.command(name="set")
 @o.sets(join=o.ASKING)
 def set_(

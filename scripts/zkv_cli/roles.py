@@ -17,8 +17,8 @@ from zkv_cli.cluster import join_commands
 from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
 from zkv_cli.guard import watch_lifeline
 from zkv_cli.settings import BrokerSection, ServerSection, Settings
+from zkv_net import descriptors, tracing
 from zkv_net import loop as net
-from zkv_net import tracing
 from zkv_net.safety import warn_open
 from zkv_net.sockets import is_loopback, split_address
 
@@ -63,7 +63,8 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         insecure=section.insecure,
         norm_limit=section.norm_limit,
         norm_action=section.norm_action,
-        max_members=section.max_members,
+        # More would be accepted by the kernel, and never answered.
+        max_members=min(section.max_members, descriptors.room()),
         max_keys=section.max_keys,
         limits=Limits(section.max_connections, section.max_rate),
         worker_lost_s=section.worker_lost_s,
@@ -103,16 +104,22 @@ def run_broker(settings: Settings) -> int:
 
     watch_lifeline()
 
+    section = settings.broker
+    asked = section.servers + max(section.workers, section.min_workers)
+    if "max_members" in section.model_fields_set:
+        asked = max(asked, section.max_members)
+    descriptors.claim(asked)
+
     async def main() -> int:
-        broker = Broker(broker_config(settings.broker))
+        broker = Broker(broker_config(section))
         broker.start()
         ending = _Ending(broker.stop)
-        _warn_if_open(settings.broker.insecure, broker.address)
-        server, worker = join_commands(broker.address, insecure=settings.broker.insecure)
+        _warn_if_open(section.insecure, broker.address)
+        server, worker = join_commands(broker.address, insecure=section.insecure)
         say(f"broker at {broker.address} | a server joins with: {server} | workers with: {worker}")
         return await _served(broker, ending)
 
-    return _run(main, settings.broker.loop)
+    return _run(main, section.loop)
 
 
 def run_server(settings: Settings, broker: str, *, joins: bool = False) -> int:
@@ -125,6 +132,8 @@ def run_server(settings: Settings, broker: str, *, joins: bool = False) -> int:
 
     heap.keep()
     watch_lifeline()
+    # It learns how many workers there are when they come: the broker and one of them, at least.
+    descriptors.claim(2)
 
     async def main() -> int:
         server = Server(server_config(settings.server, broker, joins=joins))

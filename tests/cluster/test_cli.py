@@ -78,7 +78,8 @@ def test_status_of_nobody_is_an_error_with_the_address():
     assert result.stdout == ""
     assert result.stderr == (
         f"zkv status: error: no broker has answered at {address} within 0.2 s; "
-        "is it running, and is this the broker's address?\n"
+        "is it running, and is this the broker's address? "
+        f"zkv doctor --broker {address} says what is in the way\n"
     )
 
 

@@ -319,3 +319,74 @@ def test_blocks_are_cut_to_the_speed_of_the_link(network: Network, codec: str) -
         told = network.far.run(*ZKV, "status", "--json", "--broker", broker)
     largest = json.loads(told.stdout)["block_bytes"]
     assert largest == (64 * 1024 if codec == "none" else 1024 * 1024)
+
+
+# --- zkv doctor --------------------------------------------------------------------------------
+
+UNHEARD = "10.211.5.1"
+
+
+def examine(
+    place: Machine, broker: str, code: int, *more: str, **environment: str
+) -> dict[str, dict[str, Any]]:
+    """Run `zkv doctor` at a place; return its checks by name."""
+    done = place.run(*ZKV, "doctor", "--json", "--broker", broker, *more, **environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def failed(checks: dict[str, dict[str, Any]]) -> list[str]:
+    return [name for name, check in checks.items() if check["outcome"] == "fail"]
+
+
+def test_a_doctor_on_another_machine_finds_all_well_and_says_that_nothing_is_encrypted(
+    network: Network,
+) -> None:
+    everywhere = ("--bind", "tcp://0.0.0.0:0", *OPEN)
+    with (
+        role(network.head, "broker", *everywhere, "--advertise", HEAD) as broker,
+        role(network.head, "server", "--broker", broker, *everywhere),
+    ):
+        checks = examine(network.far, broker, 1, XDG_CONFIG_HOME="/nonexistent", ZKV_INSECURE="0")
+        assert failed(checks) == ["CURVE"]
+        assert checks["CURVE"]["found"] == "no keys can be used here, and they are needed"
+        assert "zkv keys new worker" in checks["CURVE"]["means"]
+        checks = examine(network.far, broker, 0, "--insecure")
+    assert checks["CURVE"]["outcome"] == "warn"
+    assert checks["TCP connection"]["figures"]["from"] == FAR
+    assert checks["server 0"]["outcome"] == checks["throughput"]["outcome"] == "ok"
+    assert checks["shared memory"]["found"] == "no server is on this machine"
+
+
+def test_a_doctor_names_a_blocked_route_and_one_whose_answers_get_lost(network: Network) -> None:
+    with role(network.head, "broker", "--bind", f"tcp://{HEAD}:0", *OPEN) as broker:
+        network.far.must(f"ip route add blackhole {HEAD}/32")
+        checks = examine(network.far, broker, 1)
+        assert failed(checks) == ["TCP connection"]
+        assert f"there is no way to {HEAD}" in checks["TCP connection"]["found"]
+        network.far.must(f"ip route del blackhole {HEAD}/32")
+        # What leaves from this address arrives, and its answers have no way back: no firewall
+        # would look different from here.
+        network.head.must("ip route del default")
+        network.far.must(f"ip addr add {UNHEARD}/32 dev lo")
+        network.far.must(f"ip route replace {HEAD}/32 dev far src {UNHEARD}")
+        checks = examine(network.far, broker, 1)
+        assert failed(checks) == ["TCP connection"]
+        assert "does not answer" in checks["TCP connection"]["found"]
+        assert "firewall" in checks["TCP connection"]["means"]
+
+
+def test_a_doctor_names_a_server_whose_address_cannot_be_reached_and_the_way_round(
+    network: Network,
+) -> None:
+    everywhere = ("--bind", "tcp://0.0.0.0:0", *OPEN)
+    with (
+        role(network.head, "broker", *everywhere, "--advertise", HEAD) as broker,
+        role(
+            network.head, "server", "--broker", broker, *everywhere, "--advertise", OTHER_CARD
+        ) as server,
+    ):
+        checks = examine(network.far, broker, 1, "--insecure")
+    assert failed(checks) == ["server 0"]
+    assert server in checks["server 0"]["found"]
+    assert "ZKV_ROUTE=broker" in checks["route broker"]["found"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from zkv import control as c
-from zkv.errors import ClusterNotReady, WaitTimeout
+from zkv.errors import ClusterNotReady, WaitTimeout, doctor_hint
 from zkv_workers.config import SessionConfig
 from zkv_workers.signals import Fail, Narrate, Output
 
@@ -107,7 +107,8 @@ class Requests:
         if not heard:
             return (
                 f"waiting for broker: nothing has answered at {self._config.broker}; "
-                "is it running, and is this the broker's address?"
+                "is it running, and is this the broker's address? "
+                f"{doctor_hint(self._config.broker)}"
             )
         if self.reason:
             return self.reason
@@ -116,6 +117,6 @@ class Requests:
         if self.owing:
             return (
                 f"{self.owing} owes an answer; can it be reached from here? "
-                "(a server's --advertise says where it is)"
+                f"(a server's --advertise says where it is; {doctor_hint(self._config.broker)})"
             )
         return "it is on its way" if joined else "the broker has not let this worker in yet"

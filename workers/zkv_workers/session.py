@@ -387,9 +387,10 @@ class Session:
         heard, joined = self._link.heard, self.member is not None
         silent_s = 0.0 if heard is None else self.now - heard
         if joined and silent_s > self.config.broker_lost_s:
-            text = f"nothing was heard of the broker at {self.config.broker} for {silent_s:.1f} s"
+            broker = self.config.broker
+            text = f"nothing was heard of the broker at {broker} for {silent_s:.1f} s"
             text += f": {self.requests.trouble}" if self.requests.trouble else ""
-            self.fail(errors.BrokerLost(text))
+            self.fail(errors.BrokerLost(f"{text}; {errors.doctor_hint(broker)}"))
             return
         self._probe.tick(self.now)
         self.together.tick(self.now)

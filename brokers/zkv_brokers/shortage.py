@@ -1,0 +1,44 @@
+"""A server that has no memory for something: what of a worker's it was for is refused, and costs
+nobody else anything. Part of one server's shard; knows no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zkv import data_messages as d
+from zkv.dtypes import Array
+from zkv.wire import ContributionId
+from zkv_brokers.contributions import Contributions, Open
+from zkv_brokers.guards import Problem
+from zkv_brokers.shard_events import Action, FromWorker
+
+Hear = Callable[[d.Data, Array | None, list[Action], float], None]
+Void = Callable[[ContributionId, Open, Problem], None]
+
+
+def spared(
+    hear: Hear,
+    void: Void,
+    contributions: Contributions,
+    event: FromWorker,
+    out: list[Action],
+    now: float,
+) -> None:
+    """Have a worker's message heard. If there is no memory for it, its contribution is void, for
+    that reason; what it asks for is not answered, and will be asked for again.
+
+    Raises:
+        ProtocolError: `hear` does.
+    """
+    message = event.message
+    try:
+        hear(message, event.payload, out, now)
+    except MemoryError as error:
+        if isinstance(message, d.Push | d.Done):
+            why = f" ({error})" if str(error) else ""
+            text = (
+                f"the server has no memory left for it{why}: give its machine more, start more "
+                "servers, or limit what waits there (zkv server --budget)"
+            )
+            held = contributions.at(message.contribution, message.grant)
+            void(message.contribution, held, ("?", text))
