@@ -45,7 +45,7 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
 
 def rules(router: Router) -> Rules:
     """Return what the model's group has to know of the settings in force."""
-    norms = router.gatekeeper.norms
+    norms, trains = router.gatekeeper.norms, bool(router.layout.kids_in(MODEL))
     return Rules(
         capacity=capacity(router),
         clips=router.model_spec.clip_global_norm is not None,
@@ -53,9 +53,7 @@ def rules(router: Router) -> Rules:
         coding=router.coding,
         # Of rows nothing is sent ahead; a model of tables alone would be granted for nothing.
         # The norm of a contribution is known when all of it is there.
-        streaming=router.config.streaming
-        and bool(router.layout.kids_in(MODEL))
-        and not norms.limit,
+        streaming=router.config.streaming and trains and not norms.limit,
         norms=norms,
         tables=bool(router.layout.tables),
     )

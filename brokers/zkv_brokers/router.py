@@ -63,9 +63,8 @@ class Router:
         places = (self.topology.placement(config.placement), self.members.names)
         self.catalog = Catalog(self.layout, self.coding, config.block_bytes, *places)
         self.catalog.pieces = lambda blocks: self.topology.pieces(blocks, config.workers)
-        parts = (self.layout, self.catalog, self.members)
-        pins = Pins(config.versions_pinned_max)
-        self.groups = Groups(*parts, config.policy, pins, self._prepare)
+        parts = (self.layout, self.catalog, self.members, config.policy)
+        self.groups = Groups(*parts, Pins(config.versions_pinned_max), self._prepare)
         self.log = Log(keep=config.keep_log)
         self.decided: list[c.Entry] = []
         """What the last turn has written into the log."""
@@ -76,8 +75,8 @@ class Router:
         self.groups.regroups = self._leaves_group
         self.about: dict[str, object] = {}  # What its process says of itself, for `status` alone.
         self._told: dict[int, str] = {}
-        self._line_passed, self._shortage, self._next_beat = False, "", 0.0
         self._addresses: ServersChanged | None = None
+        self._line_passed, self._shortage, self._next_beat = False, "", 0.0
         self.log_configuration(Decisions(0))
 
     @property
