@@ -39,6 +39,7 @@ async def batches(worker: Any, count: int = 3) -> float:
     return float((await worker.pull("w"))[0])
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("route", ["direct", "broker"])
 @pytest.mark.parametrize("topology", ["servers", "ring"])
 async def test_workers_with_keys_train(tmp_path, route, topology):
@@ -241,7 +242,7 @@ async def test_who_expects_another_broker_is_told_how_to_compare(tmp_path, caplo
     keys.make("node2", "worker")
     KeyFolder(tmp_path / "node2").trust("ab" * 32)
     async with safe(keys) as made:
-        worker = made.worker(0, keys=keys.folder("node2"), connect_timeout_s=1.5)
+        worker = made.worker(0, keys=keys.folder("node2"), connect_timeout_s=1.0)
         with pytest.raises(ClusterNotReady, match=r"another key than abababab.*--broker-key"):
             await worker.connect()
         assert "a handshake has failed, probably of a process on 127.0.0.1" in caplog.text
