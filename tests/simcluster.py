@@ -20,6 +20,8 @@ import pytest
 
 from zkv import control as c
 from zkv import data_messages as d
+from zkv import snapshot as sn
+from zkv import tensor_file
 from zkv.data_messages import decode_data, encode_data
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, PushRefused, ZkvError
@@ -35,8 +37,12 @@ from zkv.topology import Member, in_ring, owners
 from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
+from zkv_brokers import saving
 from zkv_brokers.aggregates import spans
 from zkv_brokers.moves import Step
+from zkv_brokers.saving import Saved
+from zkv_brokers.shard_events import Write, Wrote
+from zkv_brokers.signals import Complete, GiveUp, Written
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import aligned, from_payload
 from zkv_codecs.packed import Packed, seed_of
@@ -116,6 +122,14 @@ class Options:
     drains: int = 0
     deaths: int = 0
     """How often a server that joined dies, if it owns nothing yet."""
+    snapshots: int = 0
+    """How often somebody asks for one."""
+    every: str = ""
+    """How often they are taken by themselves."""
+    disk_s: float = 0.05
+    """How long a file is on its way to the disk."""
+    broken_disk: float = 0.0
+    """How often a file cannot be written."""
     until_s: float = 400.0
 
 
@@ -173,6 +187,10 @@ class Sim:
         self.peer_bytes: Counter[bytes] = Counter()
         """What workers have sent each other, repeats included."""
         self.tokens = 0
+        self.disk: dict[str, dict[str, bytes]] = {}
+        """Files of snapshots, by snapshot and name."""
+        self.history: list[dict[str, Array]] = []
+        """Values by version, as the replay has them."""
         self.dead: set[int] = set()
         """Nodes that were drained, or died."""
         self.term = 0
@@ -196,6 +214,8 @@ class Sim:
             self.later(0.15 + self.rng.random(), self._die)
         for action in ["rebalance"] * options.rebalances + ["drain"] * options.drains:
             self.later(0.2 + self.rng.random() * 1.2, lambda a=action: self._ask(a))
+        for _ in range(options.snapshots):
+            self.later(0.05 + self.rng.random() * 1.2, self._ask_for_a_snapshot)
         for _ in range(options.broker_restarts):
             self.later(self.rng.random() * 0.15, self._restart_broker)
 
@@ -215,6 +235,8 @@ class Sim:
             keep_log=True,
             streaming=options.streaming,
             topology=options.topology,
+            snapshot_dir="sim",
+            snapshot_every=options.every,
         )
         instance = (self.term << 50) + self.rng.getrandbits(40)
         return r.Router(config, term=self.term, instance=instance)
@@ -287,6 +309,10 @@ class Sim:
                 )
             elif isinstance(action, r.Note):
                 self.notes.append(f"{self.now:.2f} {action.text}")
+            elif isinstance(action, Complete):
+                self.to_disk(lambda a=action: self._complete(a))
+            elif isinstance(action, GiveUp):
+                self.disk.pop(action.name, None)
 
     def _from_router(self, route: bytes, frame: bytes) -> None:
         if route.startswith(b"s"):
@@ -318,6 +344,57 @@ class Sim:
         link.send(c.Rearrange(1, action, name))
         for packet in link.outgoing(self.now):
             self.to_router(b"o%d" % link.instance, c.encode_packet(packet))
+
+    # --- the disk ----------------------------------------------------------------------------
+
+    def _ask_for_a_snapshot(self) -> None:
+        link = Link(self.number())
+        link.send(c.TakeSnapshot(1))
+        for packet in link.outgoing(self.now):
+            self.to_router(b"o%d" % link.instance, c.encode_packet(packet))
+
+    def to_disk(self, action: Callable[[], None]) -> None:
+        """Do something when the disk comes to it."""
+        self.later(self.options.disk_s * self.rng.expovariate(1.0), action)
+
+    def _fails(self) -> str:
+        return "the disk is full" if self.rng.random() < self.options.broken_disk else ""
+
+    def _write(self, index: int, action: Write) -> None:
+        """Write a file: what its arrays are now is what is in it."""
+        if index in self.dead:
+            return
+        pieces = tensor_file.pieces(action.saved.arrays, action.saved.metadata)
+        data, why = b"".join(bytes(one) for one in pieces), self._fails()
+        if not why:
+            self.disk.setdefault(action.name, {})[action.file] = data
+        wrote = Wrote(action.number, len(data), sn.digest_of(data), why)
+        self._do_node(index, self.nodes[index].disk_says(wrote, self.now))
+
+    def _complete(self, action: Complete) -> None:
+        why, there = self._fails(), self.disk.get(action.manifest.name, {})
+        for part in action.manifest.parts:
+            data = there[part.file]
+            sn.check_part(part, len(data), sn.digest_of(data), part.file)
+        if not why:
+            there[sn.MANIFEST] = sn.encode(action.manifest)
+        self._do_router(self.router.handle(Written(action.number, why), self.now))
+
+    def manifests(self) -> list[sn.Manifest]:
+        """Return the manifests of the snapshots that there are, the oldest first."""
+        return [
+            sn.decode(files[sn.MANIFEST], name)
+            for name, files in sorted(self.disk.items())
+            if sn.MANIFEST in files
+        ]
+
+    def saved(self, manifest: sn.Manifest) -> Saved:
+        """Return all that is in the files of a snapshot."""
+        found = Saved()
+        for part in manifest.servers:
+            data = self.disk[manifest.name][part.file]
+            found.join(saving.read(*tensor_file.opened(data, part.file), part.file))
+        return found
 
     def _add(self) -> None:
         """Start one more server."""
@@ -396,6 +473,8 @@ class Sim:
                 self.carry(
                     (b"s%d" % index, to), lambda i=to, h=header, p=bits: self._between(i, h, p)
                 )
+            elif isinstance(action, Write):
+                self.to_disk(lambda i=index, a=action: self._write(i, a))
             elif isinstance(action, n.Drained):
                 assert not self.nodes[index].shard.store.blocks, self.story()
                 self.notes.append(f"{self.now:.2f} server-{index} ends, as it was drained")
@@ -862,6 +941,38 @@ class Sim:
         self._check_bits()
         if self.options.samples:
             self._check_samples()
+        for manifest in self.manifests():
+            self._check_snapshot(manifest)
+
+    def _check_snapshot(self, manifest: sn.Manifest) -> None:
+        """A snapshot is one version of all keys, with just the contributions that lead to it."""
+        saved, layout = self.saved(manifest), Layout()
+        layout.add([one for init in manifest.inits for one in init.keys], manifest.blocks)
+        values: dict[str, Array] = {}
+        for block in manifest.blocks:
+            found = saved.arrays[f"{block.bid}.0"]
+            for segment, start, stop in spans(block):
+                spec = layout.entries[segment.kid].spec
+                whole = values.setdefault(
+                    str(spec.key), np.full(int(np.prod(spec.shape)), np.nan, spec.dtype)
+                )
+                whole[segment.start : segment.stop] = found[start:stop]
+        version = manifest.version
+        counted = [
+            self.contributions[one.contribution.incarnation, one.contribution.batch].token
+            for commit in self.commits()
+            if commit.version <= version
+            for one in commit.counted
+        ]
+        assert set(np.flatnonzero(values["a"])) == set(counted), self.story()
+        assert np.array_equal(values["a"], values["b"]), f"a snapshot is torn; {self.story()}"
+        for key, value in (self.history[version] if self.history else {}).items():
+            assert np.array_equal(values[key], value), (
+                f"{key} of {manifest.name} is not version {version}; {self.story()}"
+            )
+        if "t" in values:
+            told = {one.token for one in self.plain.values() if one.fate is not None}
+            assert set(np.flatnonzero(values["t"])) <= told, self.story()
 
     def _check_samples(self) -> None:
         """Each sample counts once in each pass, or is skipped where nothing is handed out again."""
@@ -1026,6 +1137,7 @@ class Sim:
                     chosen, model[key].copy(), slots[key], mean, lr=rate, count=updates[key]
                 )
             history.append({key: value.copy() for key, value in model.items()})
+            self.history = history
             views.append(self._view(count, views[-1], history[-1]))
         for key, value in model.items():
             assert np.array_equal(value, self.final(key)), (

@@ -27,7 +27,9 @@ from zkv.entries import Init as Init
 from zkv.entries import Mirror as Mirror
 from zkv.entries import Move as Move
 from zkv.entries import Regroup as Regroup
+from zkv.entries import Restore as Restore
 from zkv.entries import Retire as Retire
+from zkv.entries import Snapshot as Snapshot
 from zkv.entries import Sum as Sum
 from zkv.entries import Unmirror as Unmirror
 from zkv.errors import ProtocolError
@@ -47,6 +49,9 @@ from zkv.moving import Followed as Followed
 from zkv.moving import Rearrange as Rearrange
 from zkv.moving import Servers as Servers
 from zkv.moving import Traffic as Traffic
+from zkv.snapshot_messages import Restored as Restored
+from zkv.snapshot_messages import Saved as Saved
+from zkv.snapshot_messages import TakeSnapshot as TakeSnapshot
 from zkv.time_split import Seconds, Spent
 from zkv.verdicts import Cancel as Cancel
 from zkv.verdicts import Companion as Companion
@@ -327,6 +332,9 @@ ForBroker = (
     | Copied
     | Traffic
     | Rearrange
+    | TakeSnapshot
+    | Saved
+    | Restored
 )
 Message = (
     ForBroker

@@ -97,8 +97,6 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     codec: str
     codec_down: str
     topology: str
-    width: tuple[int, str, UInt] | None = None
-    """Of `bits:...`: the bits in use, why, and updates seen."""
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,9 +118,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Each with the server whose file it is in."""
     groups: list[GroupState]
     pool: PoolState | None
-    next_init: UInt
-    next_kid: UInt
-    next_block: UInt
+    next_numbers: tuple[UInt, UInt, UInt]
+    """Of inits, keys and blocks: those from here on were never given."""
     workers: list[WorkerState]
     servers: list[Part]
     checksum: str = ""
@@ -265,6 +262,39 @@ def check_part(part: Part, nbytes: int, sha256: str | None, where: str) -> None:
             f"{where} has SHA-256 {sha256[:12]}…, and the manifest says {part.sha256[:12]}…: its "
             f"bytes have changed since; {_TRY}"
         )
+
+
+class Every(Struct, frozen=True):
+    """How often snapshots are taken: after so many seconds, or updates of the model; 0: not so."""
+
+    seconds: float = 0.0
+    updates: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.updates}updates" if self.updates else f"{self.seconds:g}s"
+
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def every(text: str) -> Every:
+    """Return what a text such as "300s", "5min", "1h" or "1000updates" says.
+
+    >>> every("5min"), every("1000updates")
+    (Every(seconds=300.0, updates=0), Every(seconds=0.0, updates=1000))
+
+    Raises:
+        ValueError: nothing such, or not above 0.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*(s|min|h|updates?)\s*", text)
+    number = float(match[1]) if match and match[1].count(".") < 2 and match[1] != "." else 0.0
+    if match is None or number <= 0:
+        raise ValueError(f"{text!r} is no interval; write 300s, 5min, 1h or 1000updates")
+    if match[2] in _UNITS:
+        return Every(number * _UNITS[match[2]])
+    if not number.is_integer():
+        raise ValueError(f"{text!r}: updates come whole")
+    return Every(0.0, int(number))
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -24,8 +24,10 @@ from zkv.policy import SyncPolicy
 from zkv.spans import TURNS, Spans
 from zkv.topology import topology
 from zkv_brokers import router as r
+from zkv_brokers.disk import Disk
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
+from zkv_brokers.signals import Ask, Complete, GiveUp, Written
 from zkv_net import loop as net
 from zkv_net import tracing
 from zkv_net.sockets import (
@@ -39,6 +41,8 @@ from zkv_net.sockets import (
 log = logging.getLogger("zkv.broker")
 TICK_S = 0.1
 LINGER_MS = 500
+LAST_SNAPSHOT_S = 20.0
+"""How long a broker that was told to end waits for its last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,10 @@ class BrokerConfig:
     block_bytes: int = 0
     placement: str = "by_size"
     topology: str = "servers"
+    snapshot_dir: str = ""
+    """Where snapshots go: a folder or an URL; "": there are none."""
+    snapshot_every: str = ""
+    """How often they are taken by themselves; "": they are not."""
     insecure: bool = False
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
@@ -86,7 +94,10 @@ class Broker:
         self._relay: Relay | None = None
         self._recorder: Recorder | None = None
         self._spans = tracing.recorder(config.trace)
+        self._disk = Disk(self._disk_says)
         self._received_now: list[r.Event] = []
+        self._stops_at: float | None = None
+        """When it ends though a snapshot is on its way."""
         self._stopped = asyncio.Event()
 
     def start(self) -> None:
@@ -141,6 +152,8 @@ class Broker:
             data_address=self.data_address,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,
+            snapshot_dir=config.snapshot_dir,
+            snapshot_every=config.snapshot_every,
         )
         term, instance = net.term_number(), net.broker_instance()
         self.router = r.Router(router_config, term=term, instance=instance)
@@ -188,20 +201,42 @@ class Broker:
                     log.log(logging.getLevelName(level.upper()), "%s", text)
                 case r.ServersChanged(addresses):
                     self._relay.connect(dict(addresses))
+                case Complete():
+                    self._disk.complete(action)
+                case GiveUp():
+                    self._disk.give_up(action)
+
+    def _disk_says(self, event: Written) -> None:
+        self._handle([event])
+        self._end_if_saved()
 
     async def serve(self) -> None:
         """Serve until `stop` is called."""
         while not self._stopped.is_set():
             self._handle([r.Tick()])
+            self._end_if_saved()
             try:
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
             except TimeoutError:
                 continue
 
     def stop(self, why: str = "") -> None:
-        """End `serve`."""
+        """End `serve`, with a last snapshot if there is a folder for it, in bounded time."""
         log.info("stopping %s", why)
-        self._stopped.set()
+        if self._stops_at is not None or self.router is None or not self.router.snapshots.may:
+            self._stopped.set()
+            return
+        self._stops_at = time.monotonic() + LAST_SNAPSHOT_S
+        self._handle([Ask()])
+
+    def _end_if_saved(self) -> None:
+        if self._stops_at is None or self.router is None:
+            return
+        late = time.monotonic() > self._stops_at
+        if late:
+            log.error("the last snapshot was not complete within %g s", LAST_SNAPSHOT_S)
+        if late or not self.router.snapshots.busy:
+            self._stopped.set()
 
     def close(self) -> None:
         """Close all sockets in bounded time, and end the recording and the trace."""
@@ -214,6 +249,7 @@ class Broker:
             self._control.close(LINGER_MS)
         if self._relay is not None:
             self._relay.close()
+        self._disk.close()
         self._context.destroy(linger=LINGER_MS)
 
 

@@ -83,6 +83,11 @@ class Catalog:
         self._counts[which] += count
         return first
 
+    def next_numbers(self) -> tuple[int, int, int]:
+        """Return the first numbers that no init, key and block has had."""
+        inits, kids, bids = self._counts
+        return inits, kids, bids
+
     def next_block(self) -> int:
         """Return an unused block number."""
         return self._next(2)

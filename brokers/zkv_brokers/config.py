@@ -37,6 +37,10 @@ class RouterConfig:
     streaming: bool = True
     """Send the next version block by block while contributions come in, where the policy lets it be
     known what they will be."""
+    snapshot_dir: str = ""
+    """Where snapshots go, a folder or an URL; "": there are none."""
+    snapshot_every: str = ""
+    """How often they are taken by themselves (text form of `zkv.snapshot.every`); "": not."""
     data_address: str = ""
     versions_pinned_max: int = 8
     worker_lost_s: float = 10.0

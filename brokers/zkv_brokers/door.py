@@ -76,10 +76,15 @@ class Door:
             except ZkvError as error:
                 router.refuse(peer, 0, error)
 
-    def forget(self, peer: int) -> None:
-        """A newcomer has given up."""
-        self._early.pop(peer, None)
-        self._contested.pop(peer, None)
+    def forget_silent(self) -> None:
+        """Forget newcomers that have given up."""
+        router = self._router
+        for peer in router.hub.peers():
+            strange = peer not in router.members.by_peer
+            if strange and router.hub.silent_s(peer) > router.config.worker_lost_s:
+                router.hub.forget(peer)
+                self._early.pop(peer, None)
+                self._contested.pop(peer, None)
 
     def _admit(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
         router = self._router

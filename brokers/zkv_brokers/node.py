@@ -30,6 +30,8 @@ from zkv_brokers.shard import (
     Shard,
     ToBroker,
     ToServer,
+    Write,
+    Wrote,
 )
 
 DECODING_EVERY_S = 1.0
@@ -88,7 +90,7 @@ class Drained:
     """All that this server held is elsewhere, and the broker knows that it goes: it may end."""
 
 
-Action = SendControl | ToWorker | ToServer | Prepare | Note | Failed | Drained
+Action = SendControl | ToWorker | ToServer | Prepare | Write | Note | Failed | Drained
 
 
 class Node:
@@ -161,6 +163,11 @@ class Node:
         self._carry(self.shard.take(FromWorker(message, payload), now))
         out, self._out = self._out, []
         return out
+
+    def disk_says(self, event: Wrote, now: float) -> list[Action]:
+        """What was to be written is, or could not be."""
+        self._feed(event, now)
+        return self._flush(now)
 
     def turn_over(self, now: float) -> list[Action]:
         """All data messages of a turn are in: receipts and reports go out."""

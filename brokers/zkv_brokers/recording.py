@@ -21,7 +21,7 @@ from zkv.errors import ProtocolError
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import NodeConfig
 from zkv_brokers.shard import Shard
-from zkv_brokers.signals import Event, Received, ServerLink
+from zkv_brokers.signals import Ask, Event, Received, ServerLink, Written
 
 FORMAT = "zkv recording 1"
 LENGTH_BYTES = 4
@@ -57,12 +57,17 @@ class Recorder:
                     plain.append((route, frame))
                 case ServerLink(index, up):
                     plain.append((index, up, None))
+                case Written(number, why):
+                    plain.append((number, why, None, None))
+                case Ask():
+                    plain.append((None,))
                 case _:
                     plain.append(())
         self._write("turn", now, plain)
 
     def heard(self, kind: str, now: float, *what: Any) -> None:
-        """A server's event: "control" (frame), "data" (header, payload), "over", "tick", "stop"."""
+        """A server's event: "control" (frame), "data" (header, payload), "wrote" (a part of a
+        snapshot), "over", "tick", "stop"."""
         self._write(kind, now, *what)
 
     def close(self, digest: str) -> None:

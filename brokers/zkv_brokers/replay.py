@@ -17,7 +17,8 @@ from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import Node, NodeConfig
 from zkv_brokers.recording import FORMAT, digest_of, records
 from zkv_brokers.router import Router
-from zkv_brokers.signals import Event, Received, ServerLink, Tick
+from zkv_brokers.shard_events import Wrote
+from zkv_brokers.signals import Ask, Event, Received, ServerLink, Tick, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,10 @@ def event_of(plain: list[Any]) -> Event:
             return Received(route, frame)
         case [index, up, None]:
             return ServerLink(index, up)
+        case [number, why, None, None]:
+            return Written(number, why)
+        case [None]:
+            return Ask()
     raise ProtocolError(f"no event of a broker: {plain!r}")
 
 
@@ -125,6 +130,8 @@ def _live(node: Node, kind: str, now: float, what: list[Any]) -> None:
             node.turn_over(now)
         case "tick", []:
             node.tick(now)
+        case "wrote", _:
+            node.disk_says(Wrote(*what), now)
         case "stop", [why]:
             node.stop(why, now)
         case _:

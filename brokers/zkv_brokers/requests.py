@@ -375,6 +375,7 @@ def status(router: Router) -> dict[str, Any]:
         "topology": meeting.plain(router),
         "moves": {**router.moves.plain(), "draining": router.fleet.draining},
         **_measured(router),
+        "snapshots": router.snapshots.plain(),
         "servers": [
             {
                 "index": server.index,

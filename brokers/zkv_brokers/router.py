@@ -35,11 +35,13 @@ from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
 from zkv_brokers.rearranging import rearrange
 from zkv_brokers.signals import Action as Action
+from zkv_brokers.signals import Ask, Written
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Received as Received
 from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
+from zkv_brokers.snapshots import Snapshots
 from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
 
 
@@ -71,12 +73,12 @@ class Router:
         self.failed: c.Fatal | None = None
         self.door = Door(self)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
+        self.snapshots = Snapshots(self)
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self._told: dict[int, str] = {}
         self._line_passed = False
         self._shortage = ""
-        self._addresses: ServersChanged | None = None
         self._next_beat = 0.0
         self.log_configuration(Decisions(0))
 
@@ -113,9 +115,12 @@ class Router:
             case ServerLink(index, up):
                 if index in self.members.servers:
                     self.members.servers[index].broken = not up
+            case Ask() | Written():
+                self.snapshots.hear(event)
         self.moves.look(out)
         self.fleet.look(out)
         meeting.look(self, out)
+        self.snapshots.look(out)
         if self.groups.model is not None:
             self.groups.draws.circulate(self.groups.model, out)
 
@@ -134,9 +139,7 @@ class Router:
             worker = self.members.workers.get(incarnation)
             if worker is not None:
                 self.hub.send(worker.peer, message)
-        actions: list[Action] = [self._addresses] if self._addresses is not None else []
-        self._addresses = None
-        return actions + self.hub.outgoing()
+        return [*self.fleet.actions(), *self.snapshots.actions(), *self.hub.outgoing()]
 
     def refuse(self, peer: int, token: int, error: Exception) -> None:
         """Turn a request down, and say why to both sides."""
@@ -156,7 +159,7 @@ class Router:
                 self.door.knock(peer, message, out)
             case c.ServerHello():
                 if self.fleet.hello(peer, message, out):
-                    self.servers_changed()
+                    self.fleet.changed()
                     self.door.open(out)
             case c.Beat():
                 self.hub.echo(peer, message)
@@ -170,6 +173,8 @@ class Router:
                 number = who.number if isinstance(who, Worker) else -1
                 value = requests.change(self, message, number, out)
                 self.hub.send(peer, c.Reply(message.token, value, out.index))
+            case c.TakeSnapshot(token=token):
+                self.snapshots.ask(peer, token)
             case c.Rearrange(token=token):
                 self.hub.send(peer, c.Reply(token, rearrange(self, message)))
             case _ if isinstance(who, Worker):
@@ -178,11 +183,6 @@ class Router:
                 self._from_server(who, message, out)
             case _:
                 raise Refused(f"{type(message).__name__} came before any hello; join first")
-
-    def servers_changed(self) -> None:
-        """Tell the data port which servers are here."""
-        addresses = tuple((s.index, s.hello.address) for s in self.members.servers.values())
-        self._addresses = ServersChanged(addresses)
 
     def _from_worker(self, worker: Worker, message: c.Message, out: Decisions) -> None:
         match message:
@@ -260,6 +260,8 @@ class Router:
                 server.rows = message.rows
             case c.Traffic(blocks=blocks):
                 self.loads.told(server.index, blocks, self.hub.now)
+            case c.Saved():
+                self.snapshots.saved(server, message)
             case c.Copied():
                 self.moves.copied(server, message, out)
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
@@ -374,11 +376,7 @@ class Router:
         self.door.settle(out)
         self._settle_leavers(out)
         self.fleet.tick(out)
-        for peer in self.hub.peers():
-            strange = peer not in self.members.by_peer
-            if strange and self.hub.silent_s(peer) > self.config.worker_lost_s:
-                self.hub.forget(peer)
-                self.door.forget(peer)
+        self.door.forget_silent()
         if now >= self._next_beat:
             self._next_beat = now + self.config.beat_s
             for peer in self.hub.peers():

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -37,11 +37,12 @@ from zkv.errors import ProtocolError
 from zkv.wire import SHARED_BYTES, split_route
 from zkv_brokers import aggregates, dense
 from zkv_brokers.couriers import Couriers
+from zkv_brokers.disk import Disk
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.node import Action, Drained, Failed, Node, NodeConfig, Note, SendControl
 from zkv_brokers.recording import Recorder, digest_of
-from zkv_brokers.shard import Prepare, Shard, ToServer
+from zkv_brokers.shard import Prepare, Shard, ToServer, Write, Wrote
 from zkv_codecs.plan import Plan
 from zkv_net import loop as net
 from zkv_net import tracing
@@ -107,6 +108,7 @@ class Server:
         self._sends = None if self._spans is None else tracing.Sends(self._spans)
         self._turn = 0
         self._nearby = Nearby(self._post, self._now, config.shared_bytes)
+        self._disk = Disk(self._disk_says)
         self._couriers = Couriers(self._context, self._answer, self._hear, self._turn_over)
 
     @property
@@ -237,6 +239,10 @@ class Server:
                 self._recorder.heard("data", now, header, content)
             self._carry_out(self.node.worker_says(message, payload, now))
 
+    def _disk_says(self, event: Wrote) -> None:
+        if self.node is not None:
+            self._carry_out(self.node.disk_says(event, self._hears("wrote", *astuple(event))))
+
     def _answer(self, route: list[bytes], frames: list[Any]) -> None:
         if self._data is not None:
             self._data.send([*route, *frames])
@@ -285,6 +291,8 @@ class Server:
                     Thread(target=self._prepare, args=(plans,), daemon=True).start()
                 case Note(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
+                case Write():
+                    self._disk.write(action)
                 case ToServer():
                     self._couriers.send(action)
                 case Drained():
@@ -361,6 +369,7 @@ class Server:
         if self._recorder is not None and self.node is not None:
             self._recorder.close(digest_of(self.node.shard))
         self._couriers.close()
+        self._disk.close()
         for socket in (self._control, self._data):
             if socket is not None:
                 socket.close(LINGER_MS)

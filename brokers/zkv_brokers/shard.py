@@ -27,6 +27,7 @@ from zkv_brokers.copies import Copies
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit
 from zkv_brokers.joints import Joints
+from zkv_brokers.keeping import Keeping
 from zkv_brokers.memory import Memory
 from zkv_brokers.parked import Parked
 from zkv_brokers.shard_events import Action as Action
@@ -37,6 +38,8 @@ from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
+from zkv_brokers.shard_events import Write as Write
+from zkv_brokers.shard_events import Wrote as Wrote
 from zkv_brokers.shard_keys import discard, regroup, status_of
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
@@ -70,7 +73,7 @@ class Shard:
         self.joints = Joints(self.layout, self.contributions)
         self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
         self.grants.is_handed_on = self.joints.is_handed_on
-        self.copies = Copies(self)
+        self.copies, self.keeping = Copies(self), Keeping(self)
         self.traffic = Traffic()
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
@@ -97,6 +100,8 @@ class Shard:
                 self._from_broker(message, out)
             case FromWorker(message, payload):
                 self._from_worker(message, payload, out, now)
+            case Wrote():
+                self.keeping.wrote(event, out)
             case Reset():
                 grants, spans = self.grants, self.commits.spans
                 self.__init__(  # type: ignore[misc]
@@ -149,6 +154,8 @@ class Shard:
         match entry:
             case c.Mirror() | c.Copy() | c.Move() | c.Unmirror() | c.Retire():
                 out.extend(self.copies.apply(entry))
+            case c.Snapshot():
+                self.keeping.cut(entry, out)
             case c.Init():
                 self._inits[entry.init] = entry
                 mine = (b.bid for b in entry.blocks if b.server == self.number and b.segments)

@@ -8,6 +8,7 @@ from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv_brokers.grants import ToWorker
+from zkv_brokers.saving import Saved
 from zkv_codecs.plan import Plan
 
 
@@ -31,7 +32,17 @@ class Reset:
     """The broker is a new instance, and nothing was granted yet: start from nothing."""
 
 
-Event = FromBroker | FromWorker | Reset
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """This server's part of a snapshot is written; or, with `why`, it could not be."""
+
+    number: int
+    nbytes: int = 0
+    sha256: str = ""
+    why: str = ""
+
+
+Event = FromBroker | FromWorker | Reset | Wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +71,15 @@ class ToServer:
     relayed: bool = False
 
 
-Action = ToBroker | ToWorker | ToServer | Prepare
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write this into a file of a snapshot, beside the loop, and say `Wrote`."""
+
+    number: int
+    url: str
+    name: str
+    file: str
+    saved: Saved
+
+
+Action = ToBroker | ToWorker | ToServer | Prepare | Write

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zkv.snapshot import Manifest
 from zkv_brokers.hub import Note, Send
 
 
@@ -28,7 +29,20 @@ class ServerLink:
     up: bool
 
 
-Event = Received | Tick | ServerLink
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A snapshot is wanted by whoever runs this broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The manifest of a snapshot is written; or, with `why`, it could not be."""
+
+    number: int
+    why: str = ""
+
+
+Event = Received | Tick | ServerLink | Ask | Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +52,21 @@ class ServersChanged:
     addresses: tuple[tuple[int, str], ...]
 
 
-Action = Send | Note | ServersChanged
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All files of a snapshot are written: write its manifest, with the time, and say `Written`."""
+
+    number: int
+    url: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Remove what was written of a snapshot that will not be."""
+
+    url: str
+    name: str
+
+
+Action = Send | Note | ServersChanged | Complete | GiveUp

@@ -46,7 +46,7 @@ def write(url: str, number: int, term: int = 7) -> sn.Manifest:
         sn.FORMAT, "0.1.0", name, 0.0, number, term, 3,
         sn.Settings("bsp", plain, plain, "none", "none", "none", "servers"),
         [sn.Init(1, [key])], [BlockSpec(0, 0, [Segment(0, 0, SIZE)])],
-        [], None, 2, 1, 1, [], [part],
+        [], None, (2, 1, 1), [], [part],
     )  # fmt: skip
     sf.complete(url, manifest)
     return manifest

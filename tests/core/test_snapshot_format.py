@@ -107,9 +107,7 @@ def manifests(draw: st.DrawFn) -> sn.Manifest:
         blocks=blocks,
         groups=[sn.GroupState(0, list(range(len(names))), 7, [(0, draw(NUMBERS))])],
         pool=draw(st.none() | st.just(sn.PoolState(9, 1, 2, 0, True, 1, 4, [(1, 0, 2)], [], []))),
-        next_init=2,
-        next_kid=9,
-        next_block=9,
+        next_numbers=(2, 9, 9),
         workers=[sn.WorkerState(0, draw(st.text(max_size=9)), 3, None, "it was slow")],
         servers=[sn.Part(sn.server_file(at), draw(NUMBERS), DIGEST) for at in range(2)],
     )
@@ -142,7 +140,7 @@ def of(**changes: Any) -> sn.Manifest:
     made = sn.Manifest(
         sn.FORMAT, "0.1.0", sn.name_of(1, 1), 0.0, 0, 1, 0,
         sn.Settings("bsp", plain, plain, "none", "none", "none", "servers"),
-        [sn.Init(1, [entry])], [BlockSpec(0, 0, [Segment(0, 0, 3)])], [], None, 1, 1, 1, [],
+        [sn.Init(1, [entry])], [BlockSpec(0, 0, [Segment(0, 0, 3)])], [], None, (1, 1, 1), [],
         [sn.Part("server-0.safetensors", 5, DIGEST)],
     )  # fmt: skip
     return structs.replace(made, **changes)
