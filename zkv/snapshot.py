@@ -271,14 +271,16 @@ class Every(Struct, frozen=True):
     updates: int = 0
 
     def __str__(self) -> str:
-        return f"{self.updates}updates" if self.updates else f"{self.seconds:g}s"
+        if self.updates:
+            return f"{self.updates}updates"
+        return f"{self.seconds!r}s" if self.seconds else ""
 
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def every(text: str) -> Every:
-    """Return what a text such as "300s", "5min", "1h" or "1000updates" says.
+    """Return what a text such as "300s", "5min", "1h" or "1000updates" says; "": never.
 
     >>> every("5min"), every("1000updates")
     (Every(seconds=300.0, updates=0), Every(seconds=0.0, updates=1000))
@@ -286,8 +288,10 @@ def every(text: str) -> Every:
     Raises:
         ValueError: nothing such, or not above 0.
     """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*(s|min|h|updates?)\s*", text)
-    number = float(match[1]) if match and match[1].count(".") < 2 and match[1] != "." else 0.0
+    if not text:
+        return Every()
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(s|min|h|updates?)\s*", text)
+    number = float(match[1]) if match is not None else 0.0
     if match is None or number <= 0:
         raise ValueError(f"{text!r} is no interval; write 300s, 5min, 1h or 1000updates")
     if match[2] in _UNITS:

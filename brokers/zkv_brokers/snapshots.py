@@ -52,7 +52,7 @@ class Snapshots:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._url, every = router.config.snapshot_dir, router.config.snapshot_every
-        self._every = sn.every(every) if every and self._url else sn.Every()
+        self._every = sn.every(every if self._url else "")
         self._number = 0
         self._taking: _Taking | None = None
         self._asked: list[tuple[int, int]] = []
@@ -235,7 +235,7 @@ class Snapshots:
         taking = self._taking
         return {
             "dir": self._url,
-            "every": str(self._every) if self._every != sn.Every() else "",
+            "every": str(self._every),
             **self._counts,
             "last": last,
             "taking": None if taking is None else taking.manifest.name,

@@ -203,6 +203,22 @@ TRAINING = (
 )
 """What a broker is told of the training."""
 
+SNAPSHOTS = (
+    Setting(
+        "snapshot_dir",
+        str,
+        ("--snapshot-dir",),
+        "Where snapshots go, and one at the end: a folder that all servers share, or an URL such "
+        "as s3://bucket/run.",
+    ),
+    Setting(
+        "snapshot_every",
+        str,
+        ("--snapshot-every",),
+        "How often one is taken: 300s, 5min, 1000updates, ... (default: when asked for).",
+    ),
+)
+
 LOST = (
     Setting(
         "worker_lost_s",
@@ -274,7 +290,10 @@ RUN = (
 JOB: dict[str, Sequence[Setting]] = {
     "join": (JOIN_OR_START,),
     "run": (*RUN, *DATA_SOCKETS),
-    "broker": (SERVERS, *TRAINING, RECORD, BROKER_BIND, ADVERTISE, INSECURE, *DATA_SOCKETS),
+    "broker": (
+        *(SERVERS, *TRAINING, *SNAPSHOTS, RECORD, BROKER_BIND, ADVERTISE),
+        *(INSECURE, *DATA_SOCKETS),
+    ),
     "server": DATA_SOCKETS,
     "log": LOG,
 }

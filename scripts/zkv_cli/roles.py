@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zkv.errors import ZkvError
+from zkv.errors import ConfigError, ZkvError
 from zkv.policy import policy
 from zkv_cli.cluster import join_commands
 from zkv_cli.exits import INTERRUPTED, SIGNAL_BASE, say
@@ -19,6 +19,7 @@ from zkv_cli.settings import BrokerSection, ServerSection, Settings
 from zkv_net import loop as net
 from zkv_net import tracing
 from zkv_net.sockets import is_loopback, split_address
+from zkv_net.storage import absolute, folder
 
 if TYPE_CHECKING:
     from zkv_brokers.broker import BrokerConfig
@@ -40,6 +41,10 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
     """Return what the broker's driver takes."""
     from zkv_brokers.broker import BrokerConfig
 
+    if section.snapshot_dir:
+        folder(section.snapshot_dir)  # What it needs is said before anybody trains.
+    elif section.snapshot_every:
+        raise ConfigError("--snapshot-every: snapshots go somewhere: give --snapshot-dir too")
     return BrokerConfig(
         policy=policy(section.policy),
         bind=section.bind,
@@ -56,6 +61,9 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         block_bytes=section.block_bytes,
         placement=section.placement,
         topology=section.topology,
+        # Servers are told of it, and may have been started elsewhere.
+        snapshot_dir=absolute(section.snapshot_dir),
+        snapshot_every=section.snapshot_every,
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,
