@@ -202,6 +202,11 @@ def decode(data: bytes, where: str) -> Manifest:
     return found
 
 
+def decode_checksum(data: bytes) -> str:
+    """Return the checksum of a manifest that `encode` has given."""
+    return _decoder.decode(data).checksum
+
+
 _TRY = "restore an older one (zkv snapshot list FOLDER), or the newest whole one: --restore-whole"
 
 

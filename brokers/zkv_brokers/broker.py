@@ -21,6 +21,7 @@ from zkv.entries import Commit, Entry, Grant
 from zkv.errors import ConfigError
 from zkv.placements import placement
 from zkv.policy import SyncPolicy
+from zkv.snapshot import encode
 from zkv.spans import TURNS, Spans
 from zkv.topology import topology
 from zkv_brokers import router as r
@@ -29,7 +30,7 @@ from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
 from zkv_brokers.signals import Ask, Complete, GiveUp, Written
 from zkv_net import loop as net
-from zkv_net import tracing
+from zkv_net import snapshot_folder, tracing
 from zkv_net.sockets import (
     FdSocket,
     bind,
@@ -69,6 +70,10 @@ class BrokerConfig:
     """Where snapshots go: a folder or an URL; "": there are none."""
     snapshot_every: str = ""
     """How often they are taken by themselves; "": they are not."""
+    restore: str = ""
+    """The snapshot that the run begins from, or a folder, whose newest it is then; "": none."""
+    restore_whole: bool = False
+    """Whether of a folder the newest one is taken of which every byte is right."""
     insecure: bool = False
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
@@ -106,6 +111,7 @@ class Broker:
         Raises:
             ConfigError: an address is in use, not of this machine, or open without `insecure`; or
                 the placement pins keys to a server that there is not.
+            BadSnapshot: there is no snapshot to begin from, or it is not whole.
             ValueError: a codec, a rule or a placement is none.
             OSError: the recording cannot be written.
         """
@@ -135,6 +141,7 @@ class Broker:
         """Make what decides, and its recorder."""
         config = self.config
         placement(topology(config.topology).placement(config.placement)).check(config.servers)
+        url, restored = self._restored()
         router_config = r.RouterConfig(
             address=self.address,
             policy=config.policy,
@@ -154,12 +161,22 @@ class Broker:
             server_lost_s=config.server_lost_s,
             snapshot_dir=config.snapshot_dir,
             snapshot_every=config.snapshot_every,
+            restored=restored,
+            restored_from=url,
         )
         term, instance = net.term_number(), net.broker_instance()
         self.router = r.Router(router_config, term=term, instance=instance)
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.broker(router_config, term, instance)
+
+    def _restored(self) -> tuple[str, str]:
+        """Return the folder and the manifest of the snapshot that the run begins from; "": none."""
+        config = self.config
+        if not config.restore:
+            return "", ""
+        url, manifest = snapshot_folder.chosen(config.restore, whole=config.restore_whole)
+        return url, encode(manifest).decode()
 
     def _data_bind(self, bound: str) -> str:
         if self.config.data_bind is not None:

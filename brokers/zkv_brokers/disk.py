@@ -1,4 +1,4 @@
-"""Files of snapshots, written beside an event loop by one thread, one after the other."""
+"""Files of snapshots, written and read beside an event loop by one thread, one after the other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from threading import Thread
 
 from msgspec import structs
 
-from zkv.errors import ZkvError
-from zkv_brokers.shard_events import Write, Wrote
+from zkv.errors import BadSnapshot, ZkvError
+from zkv.snapshot import server_file
+from zkv_brokers import saving
+from zkv_brokers.saving import Saved
+from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
 from zkv_brokers.signals import Complete, GiveUp, Written
 from zkv_net import snapshot_folder
+from zkv_net.storage import folder
 
 log = logging.getLogger("zkv.disk")
 
@@ -28,6 +32,27 @@ def write(action: Write) -> Wrote:
     except (OSError, ValueError, ZkvError) as error:
         return Wrote(action.number, why=f"{action.url}/{action.name}/{action.file}: {error}")
     return Wrote(action.number, part.nbytes, part.sha256)
+
+
+def load(action: Load) -> Loaded:
+    """Read a server's blocks out of the files that they are in, one file after the other."""
+    found = Saved()
+    try:
+        manifest = snapshot_folder.manifest_of(folder(action.url), action.url, action.name)
+        if manifest.checksum != action.checksum:
+            raise BadSnapshot(
+                f"{action.url}/{action.name} is not the snapshot that the broker has read: its "
+                f"manifest has checksum {manifest.checksum[:12]}…, the broker's "
+                f"{action.checksum[:12]}…; both must reach the same folder"
+            )
+        files = {server_file(one.server) for one in manifest.blocks if one.bid in action.bids}
+        for part in manifest.servers:
+            if part.file in files:
+                read = snapshot_folder.read_part(action.url, manifest, part)
+                found.join(saving.read(*read, part.file).only(action.bids))
+    except (OSError, ZkvError) as error:
+        return Loaded(action.term, Saved(), f"{error}")
+    return Loaded(action.term, found)
 
 
 def complete(action: Complete) -> Written:
@@ -49,14 +74,14 @@ def complete(action: Complete) -> Written:
 class Disk:
     """Does one thing after the other, and says what came of it in the loop that it was made for."""
 
-    def __init__(self, tell: Callable[[Wrote], None] | Callable[[Written], None]) -> None:
+    def __init__(self, tell: Callable[[Wrote | Loaded], None] | Callable[[Written], None]) -> None:
         self._tell: Callable[..., None] = tell
         self._jobs: SimpleQueue[Callable[[], None]] | None = None
         self._closed = False
 
-    def write(self, action: Write) -> None:
-        """Write a server's part."""
-        self._begin(lambda: write(action))
+    def carry_out(self, action: Write | Load) -> None:
+        """Write a server's part, or read it."""
+        self._begin(lambda: write(action) if isinstance(action, Write) else load(action))
 
     def complete(self, action: Complete) -> None:
         """Write a manifest."""
@@ -73,7 +98,7 @@ class Disk:
 
         self._begin(remove)
 
-    def _begin(self, act: Callable[[], Wrote | Written | None]) -> None:
+    def _begin(self, act: Callable[[], Wrote | Loaded | Written | None]) -> None:
         loop = asyncio.get_running_loop()
         if self._jobs is None:
             self._jobs = SimpleQueue()
@@ -88,7 +113,7 @@ class Disk:
 
         self._jobs.put(run)
 
-    def _told(self, said: Wrote | Written) -> None:
+    def _told(self, said: Wrote | Loaded | Written) -> None:
         if not self._closed:
             self._tell(said)
 

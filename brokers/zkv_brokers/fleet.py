@@ -9,6 +9,7 @@ from zkv import control as c
 from zkv.entries import Configure, Epoch
 from zkv.errors import Refused, ZkvError
 from zkv.layout import Layout
+from zkv.wire import MODEL
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import Server
 from zkv_brokers.moves import IDLE
@@ -117,7 +118,8 @@ class Fleet:
             )
         entries += router.log.latest(out.entries, (Configure, Epoch))
         groups = router.groups.by_number
-        versions = [(number, group.version) for number, group in sorted(groups.items())]
+        here = {number: group.version for number, group in groups.items()}
+        versions = sorted({MODEL: router.groups.version, **here}.items())
         term = router.members.term
         for at, entry in enumerate(entries, start=1):
             yield c.Catchup(term, out.index, [entry], versions, at == len(entries))

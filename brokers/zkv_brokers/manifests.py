@@ -79,9 +79,12 @@ def clocks_of(group: Group | None, number: int) -> int:
 def _group(router: Router, number: int) -> sn.GroupState:
     group = router.groups.by_number.get(number)
     version = router.groups.version if group is None else group.version
-    members = sorted(group.sync.clocks) if group is not None else []
-    clocks = [(worker, clocks_of(group, worker)) for worker in members]
-    return sn.GroupState(number, router.layout.kids_in(number), version, clocks)
+    # Who has not come back since the snapshot that the run began from has its clock of then.
+    clocks = dict(router.groups.begins_at(number)[1])
+    if group is not None:
+        clocks |= {worker: clocks_of(group, worker) for worker in group.sync.clocks}
+    kids = router.layout.kids_in(number)
+    return sn.GroupState(number, kids, version, sorted(clocks.items()))
 
 
 def _pool(router: Router) -> sn.PoolState | None:

@@ -30,9 +30,8 @@ from zkv_brokers.shard import (
     Shard,
     ToBroker,
     ToServer,
-    Write,
-    Wrote,
 )
+from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
 
 DECODING_EVERY_S = 1.0
 """How often the broker is told what updates and their decoding have cost."""
@@ -90,7 +89,7 @@ class Drained:
     """All that this server held is elsewhere, and the broker knows that it goes: it may end."""
 
 
-Action = SendControl | ToWorker | ToServer | Prepare | Write | Note | Failed | Drained
+Action = SendControl | ToWorker | ToServer | Prepare | Write | Load | Note | Failed | Drained
 
 
 class Node:
@@ -164,8 +163,8 @@ class Node:
         out, self._out = self._out, []
         return out
 
-    def disk_says(self, event: Wrote, now: float) -> list[Action]:
-        """What was to be written is, or could not be."""
+    def disk_says(self, event: Wrote | Loaded, now: float) -> list[Action]:
+        """What was to be written or read is, or cannot be."""
         self._feed(event, now)
         return self._flush(now)
 

@@ -13,11 +13,12 @@ import numpy as np
 from zkv.data_messages import decode_data
 from zkv.errors import ProtocolError
 from zkv.policy import policy
+from zkv_brokers import saving
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import Node, NodeConfig
 from zkv_brokers.recording import FORMAT, digest_of, records
 from zkv_brokers.router import Router
-from zkv_brokers.shard_events import Wrote
+from zkv_brokers.shard_events import Loaded, Wrote
 from zkv_brokers.signals import Ask, Event, Received, ServerLink, Tick, Written
 
 
@@ -132,6 +133,11 @@ def _live(node: Node, kind: str, now: float, what: list[Any]) -> None:
             node.tick(now)
         case "wrote", _:
             node.disk_says(Wrote(*what), now)
+        case "loaded", [term, metadata, arrays, why]:
+            found = {
+                n: np.frombuffer(bits, t).reshape(s).copy() for n, (t, s, bits) in arrays.items()
+            }
+            node.disk_says(Loaded(term, saving.read(found, metadata, "recording"), why), now)
         case "stop", [why]:
             node.stop(why, now)
         case _:

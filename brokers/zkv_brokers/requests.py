@@ -101,7 +101,7 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
         return
     if worker.incarnation not in router.members.workers:
         return
-    version = model.version if model is not None else 0
+    version = router.groups.version
     rows = message.rows
     out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids, rows=rows))
     clocks = model.sync.clocks if model is not None else {}
@@ -353,7 +353,7 @@ def status(router: Router) -> dict[str, Any]:
         "staleness": str(router.staleness),
         **coding,
         "failed": router.failed.reason if router.failed is not None else None,
-        "version": model.version if model is not None else 0,
+        "version": router.groups.version,
         "log_entries": len(router.log),
         "data": router.groups.draws.plain(),
         "keys": len(layout.kid_of),

@@ -34,6 +34,7 @@ from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
 from zkv_brokers.rearranging import rearrange
+from zkv_brokers.restoring import Restoring, as_restored
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Ask, Written
 from zkv_brokers.signals import Event as Event
@@ -49,7 +50,7 @@ class Router:
     """The broker's state. `term` must be higher than that of any broker before."""
 
     def __init__(self, config: RouterConfig, *, term: int, instance: int) -> None:
-        self.config = config
+        self.config = config = as_restored(config)
         self.members = Members(term, config.servers, config.workers, workers_min=config.min_workers)
         self.layout = Layout()
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
@@ -73,7 +74,7 @@ class Router:
         self.failed: c.Fatal | None = None
         self.door = Door(self)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
-        self.snapshots = Snapshots(self)
+        self.snapshots, self.restoring = Snapshots(self), Restoring(self)
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self._told: dict[int, str] = {}
@@ -117,6 +118,7 @@ class Router:
                     self.members.servers[index].broken = not up
             case Ask() | Written():
                 self.snapshots.hear(event)
+        self.restoring.look(out)
         self.moves.look(out)
         self.fleet.look(out)
         meeting.look(self, out)
@@ -236,7 +238,7 @@ class Router:
             case c.Held(contributions=names):
                 for name, grant in names:
                     if name.group == SEEDS:
-                        self._seeded(self.catalog.held(name.batch, server.index), out)
+                        self.seeded(self.catalog.held(name.batch, server.index), out)
                     elif (worker := self.members.workers.get(name.incarnation)) is not None:
                         group = self.groups[name.group]
                         group.held(name, worker.number, grant, server.index, message.index, out)
@@ -262,6 +264,8 @@ class Router:
                 self.loads.told(server.index, blocks, self.hub.now)
             case c.Saved():
                 self.snapshots.saved(server, message)
+            case c.Restored():
+                self.restoring.restored(server, message, out)
             case c.Copied():
                 self.moves.copied(server, message, out)
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
@@ -271,17 +275,17 @@ class Router:
 
     # --- keys --------------------------------------------------------------------------------
 
-    def _seeded(self, done: Pending | None, out: Decisions) -> None:
+    def seeded(self, done: Pending | None, out: Decisions) -> None:
+        """All servers hold the values of these keys: they exist (None: not yet)."""
         if done is None:
             return
         told = self.catalog.complete(done, out.index)
         for incarnation in self.members.incarnations():
             out.tell(incarnation, told)
             out.tell(incarnation, c.Ready(done.init))
-        if done.plain:
-            for entry in done.entries:
-                if entry.spec.same_as is None:
-                    self.groups.make_plain(entry.kid, out, at_birth=True)
+        for kid in {entry.kid: None for entry in done.entries}:
+            if done.plain or self.restoring.is_plain(kid):
+                self.groups.make_plain(kid, out, at_birth=True)
         for incarnation, token in done.waiting:
             mine = incarnation == done.incarnation
             out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -41,8 +41,9 @@ from zkv_brokers.disk import Disk
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.node import Action, Drained, Failed, Node, NodeConfig, Note, SendControl
-from zkv_brokers.recording import Recorder, digest_of
-from zkv_brokers.shard import Prepare, Shard, ToServer, Write, Wrote
+from zkv_brokers.recording import Recorder, digest_of, plain_of
+from zkv_brokers.shard import Prepare, Shard, ToServer
+from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
 from zkv_codecs.plan import Plan
 from zkv_net import loop as net
 from zkv_net import tracing
@@ -239,9 +240,9 @@ class Server:
                 self._recorder.heard("data", now, header, content)
             self._carry_out(self.node.worker_says(message, payload, now))
 
-    def _disk_says(self, event: Wrote) -> None:
+    def _disk_says(self, event: Wrote | Loaded) -> None:
         if self.node is not None:
-            self._carry_out(self.node.disk_says(event, self._hears("wrote", *astuple(event))))
+            self._carry_out(self.node.disk_says(event, self._hears(*plain_of(event))))
 
     def _answer(self, route: list[bytes], frames: list[Any]) -> None:
         if self._data is not None:
@@ -291,8 +292,8 @@ class Server:
                     Thread(target=self._prepare, args=(plans,), daemon=True).start()
                 case Note(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
-                case Write():
-                    self._disk.write(action)
+                case Write() | Load():
+                    self._disk.carry_out(action)
                 case ToServer():
                     self._couriers.send(action)
                 case Drained():
@@ -316,9 +317,8 @@ class Server:
             self._nearby.send(incarnation, header, payload, self._turn)
 
     def _post(self, incarnation: int, frames: list[Any]) -> None:
-        route = self._routes.get(incarnation)
-        if route is not None and self._data is not None:
-            self._data.send([*route, *frames])
+        if incarnation in self._routes:
+            self._answer(self._routes[incarnation], frames)
 
     def _write_spans(self) -> None:
         if self._spans is None or self.node is None:

@@ -34,12 +34,11 @@ from zkv_brokers.shard_events import Action as Action
 from zkv_brokers.shard_events import Event as Event
 from zkv_brokers.shard_events import FromBroker as FromBroker
 from zkv_brokers.shard_events import FromWorker as FromWorker
+from zkv_brokers.shard_events import Loaded, Wrote
 from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
-from zkv_brokers.shard_events import Write as Write
-from zkv_brokers.shard_events import Wrote as Wrote
 from zkv_brokers.shard_keys import discard, regroup, status_of
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
@@ -102,6 +101,8 @@ class Shard:
                 self._from_worker(message, payload, out, now)
             case Wrote():
                 self.keeping.wrote(event, out)
+            case Loaded():
+                self.keeping.loaded(event, out)
             case Reset():
                 grants, spans = self.grants, self.commits.spans
                 self.__init__(  # type: ignore[misc]
@@ -154,8 +155,8 @@ class Shard:
         match entry:
             case c.Mirror() | c.Copy() | c.Move() | c.Unmirror() | c.Retire():
                 out.extend(self.copies.apply(entry))
-            case c.Snapshot():
-                self.keeping.cut(entry, out)
+            case c.Snapshot() | c.Restore():
+                self.keeping.apply(entry, out)
             case c.Init():
                 self._inits[entry.init] = entry
                 mine = (b.bid for b in entry.blocks if b.server == self.number and b.segments)

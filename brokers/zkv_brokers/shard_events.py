@@ -42,7 +42,17 @@ class Wrote:
     why: str = ""
 
 
-Event = FromBroker | FromWorker | Reset | Wrote
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What there is of this server's blocks in the snapshot that was asked for in this term; or,
+    with `why`, it cannot be read."""
+
+    term: int
+    saved: Saved
+    why: str = ""
+
+
+Event = FromBroker | FromWorker | Reset | Wrote | Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +92,15 @@ class Write:
     saved: Saved
 
 
-Action = ToBroker | ToWorker | ToServer | Prepare | Write
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read these blocks out of a snapshot's files, beside the loop, and say `Loaded`."""
+
+    term: int
+    url: str
+    name: str
+    checksum: str
+    bids: frozenset[int]
+
+
+Action = ToBroker | ToWorker | ToServer | Prepare | Write | Load

@@ -138,6 +138,9 @@ def local(
     codec_down: str | Chosen | None = None,
     placement: str | None = None,
     topology: str | None = None,
+    snapshot_dir: str | None = None,
+    snapshot_every: str | None = None,
+    restore: str | None = None,
     bind: str = "tcp://127.0.0.1:0",
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
@@ -158,6 +161,9 @@ def local(
         codec_down: how parameters are compressed on their way to workers, such as "int8".
         placement: which server a block goes to, such as "by_hash"; None: by size.
         topology: how gradients come together, such as "ring"; None: each goes to the servers.
+        snapshot_dir: where snapshots go, and one at the end: a folder or an URL; None: nowhere.
+        snapshot_every: how often one is taken, such as "300s" or "1000updates"; None: when asked.
+        restore: the snapshot to begin from, or a folder, whose newest it is then.
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
@@ -178,6 +184,9 @@ def local(
         ("broker", "codec_down"): None if codec_down is None else str(codec_down),
         ("broker", "placement"): placement,
         ("broker", "topology"): topology,
+        ("broker", "snapshot_dir"): snapshot_dir,
+        ("broker", "snapshot_every"): snapshot_every,
+        ("broker", "restore"): restore,
         ("broker", "worker_lost_s"): worker_lost_s,
         ("broker", "server_lost_s"): server_lost_s,
         ("broker", "loop"): loop,

@@ -217,6 +217,18 @@ SNAPSHOTS = (
         ("--snapshot-every",),
         "How often one is taken: 300s, 5min, 1000updates, ... (default: when asked for).",
     ),
+    Setting(
+        "restore",
+        str,
+        ("--restore",),
+        "Begin from this snapshot, or from the newest one in this folder.",
+    ),
+    Setting(
+        "restore_whole",
+        bool,
+        ("--restore-whole",),
+        "Read all files first, and begin from the newest snapshot of which every byte is right.",
+    ),
 )
 
 LOST = (

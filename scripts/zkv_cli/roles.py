@@ -64,6 +64,8 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         # Servers are told of it, and may have been started elsewhere.
         snapshot_dir=absolute(section.snapshot_dir),
         snapshot_every=section.snapshot_every,
+        restore=absolute(section.restore),
+        restore_whole=section.restore_whole,
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,

@@ -178,6 +178,8 @@ class BrokerSection(Section):
     topology: Annotated[str, AfterValidator(_topology)] = "servers"
     snapshot_dir: str = ""
     snapshot_every: Annotated[str, AfterValidator(lambda text: str(every(text)))] = ""
+    restore: str = ""
+    restore_whole: bool = False
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
