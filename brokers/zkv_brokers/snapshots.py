@@ -236,7 +236,8 @@ class Snapshots:
         return {
             "dir": self._url,
             "every": str(self._every),
-            **self._counts,
+            "taken": self._counts["taken"],
+            "failed_tries": self._counts["failed"],
             "last": last,
             "taking": None if taking is None else taking.manifest.name,
             "missing": [] if taking is None else sorted(taking.missing),
