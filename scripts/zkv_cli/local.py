@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from zkv_workers.model import ConnectOptions
 
 DEATH_TIMEOUT_S = 10.0
+OF_BROKER = (
+    *("bind", "servers", "policy", "workers", "optimizer", "staleness", "placement", "topology"),
+    *("snapshot_dir", "snapshot_every", "restore", "worker_lost_s", "server_lost_s", "loop"),
+)
+"""What `local` takes that the broker's settings have under the same name."""
 
 
 class LocalCluster:
@@ -173,23 +178,11 @@ def local(
     Raises:
         ConfigError: a setting is wrong; all mistakes are named.
     """
-    flags = {
-        ("broker", "bind"): bind,
-        ("broker", "servers"): servers,
-        ("broker", "policy"): policy,
-        ("broker", "workers"): workers,
-        ("broker", "optimizer"): optimizer,
-        ("broker", "staleness"): staleness,
-        ("broker", "codec"): None if codec is None else str(codec),
-        ("broker", "codec_down"): None if codec_down is None else str(codec_down),
-        ("broker", "placement"): placement,
-        ("broker", "topology"): topology,
-        ("broker", "snapshot_dir"): snapshot_dir,
-        ("broker", "snapshot_every"): snapshot_every,
-        ("broker", "restore"): restore,
-        ("broker", "worker_lost_s"): worker_lost_s,
-        ("broker", "server_lost_s"): server_lost_s,
-        ("broker", "loop"): loop,
+    given = dict(locals())
+    flags: dict[tuple[str, str], Any] = {("broker", name): given[name] for name in OF_BROKER}
+    for name, chosen in (("codec", codec), ("codec_down", codec_down)):
+        flags["broker", name] = None if chosen is None else str(chosen)
+    flags |= {
         ("server", "loop"): loop,
         ("server", "budget"): budget,
         ("log", "level"): log_level,

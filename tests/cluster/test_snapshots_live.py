@@ -241,7 +241,9 @@ async def test_keys_of_another_shape_are_refused_as_ever(tmp_path: Path) -> None
         async def other(worker: AsyncWorker) -> None:
             await worker.init({**params(), "b": np.zeros(8, np.float32)})
 
-        with pytest.raises(KeyMismatch, match=r"key 'b' was initialised otherwise: shape is \(7,\)"):
+        with pytest.raises(
+            KeyMismatch, match=r"key 'b' was initialised otherwise: shape is \(7,\)"
+        ):
             await made.run(other)
         await made.run(trains(2))
 
