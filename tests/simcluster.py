@@ -598,6 +598,9 @@ class Sim:
                     self.later(0.0, lambda t=token, v=value: self._answered(route, worker, t, v))
                 case s.Fail(token, error):
                     self.later(0.0, lambda t=token, e=error: self._answered(route, worker, t, e))
+                case s.SaveState(message):
+                    said = s.Say(c.Saved(message.number, why="it is not simulated"))
+                    self.to_disk(lambda e=said: self.feed(route, worker, e))
                 case s.CancelBatch(batch):
                     worker.running.cancel(batch)
                 case s.Narrate(_, text):

@@ -39,6 +39,7 @@ from zkv.greetings import Fatal as Fatal
 from zkv.greetings import ServerAt as ServerAt
 from zkv.greetings import ServerHello as ServerHello
 from zkv.greetings import ServerWelcome as ServerWelcome
+from zkv.greetings import StateAt as StateAt
 from zkv.greetings import Waiting as Waiting
 from zkv.greetings import Welcome as Welcome
 from zkv.greetings import WorkerHello as WorkerHello
@@ -51,6 +52,7 @@ from zkv.moving import Servers as Servers
 from zkv.moving import Traffic as Traffic
 from zkv.snapshot_messages import Restored as Restored
 from zkv.snapshot_messages import Saved as Saved
+from zkv.snapshot_messages import SaveState as SaveState
 from zkv.snapshot_messages import TakeSnapshot as TakeSnapshot
 from zkv.time_split import Seconds, Spent
 from zkv.verdicts import Cancel as Cancel
@@ -357,6 +359,7 @@ Message = (
     | Follow
     | Servers
     | Catchup
+    | SaveState
 )
 
 _limit = Meta(max_length=MESSAGES_PER_PACKET_MAX)

@@ -25,6 +25,16 @@ class Saved(Frozen, frozen=True, tag=91):
     why: Text = ""
 
 
+class SaveState(Frozen, frozen=True, tag=93):
+    """Broker to worker: write down what you began your first batch of this version, or of a later
+    one, with, into the folder `name` of `url`, and answer with `Saved`."""
+
+    number: UInt
+    url: Text
+    name: Name
+    version: UInt
+
+
 class Restored(Frozen, frozen=True, tag=92):
     """Server to broker: I hold my part of the snapshot that the run begins from; or, with `why`,
     I cannot."""

@@ -40,6 +40,8 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
         data_address=router.config.data_address,
         policy=str(router.policy),
         topology=str(router.topology),
+        saves=bool(router.config.snapshot_dir),
+        state=router.restoring.state_of(worker),
     )
 
 

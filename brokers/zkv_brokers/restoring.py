@@ -22,7 +22,7 @@ from zkv.wishes import Wishes
 from zkv_brokers.catalog import Pending
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.decisions import Decisions
-from zkv_brokers.members import Server
+from zkv_brokers.members import Server, Worker
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -100,6 +100,21 @@ class Restoring:
     def is_plain(self, kid: int) -> bool:
         """Return whether a key was no part of the model."""
         return kid in self._groups
+
+    def state_of(self, worker: Worker) -> c.StateAt | None:
+        """Return where a worker's own state is; None: there was no such worker, or it comes back to
+        a run that has gone on since."""
+        model = self._router.groups.model
+        if self.manifest is None or (model is not None and model.under_way):
+            return None
+        there = {one.number: one for one in self.manifest.workers}
+        one = None if worker.hello.observer else there.get(worker.number)
+        if one is None:
+            return None
+        url, name = self._router.config.restored_from, self.manifest.name
+        if one.part is None:
+            return c.StateAt(url, name, lost=one.lost[:4000] or "it was not written")
+        return c.StateAt(url, name, one.part.file, one.part.nbytes, one.part.sha256)
 
     def look(self, out: Decisions) -> None:
         """Have servers take their parts, once all are here."""

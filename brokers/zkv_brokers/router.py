@@ -179,6 +179,8 @@ class Router:
                 self.snapshots.ask(peer, token)
             case c.Rearrange(token=token):
                 self.hub.send(peer, c.Reply(token, rearrange(self, message)))
+            case c.Saved() if who is not None:
+                self.snapshots.saved(who, message)
             case _ if isinstance(who, Worker):
                 self._from_worker(who, message, out)
             case _ if isinstance(who, Server):
@@ -262,8 +264,6 @@ class Router:
                 server.rows = message.rows
             case c.Traffic(blocks=blocks):
                 self.loads.told(server.index, blocks, self.hub.now)
-            case c.Saved():
-                self.snapshots.saved(server, message)
             case c.Restored():
                 self.restoring.restored(server, message, out)
             case c.Copied():

@@ -2,7 +2,10 @@
 
 1. `Snapshot` in the log, between two updates (behind the next one where servers make values ahead
 of the log): each server takes what it holds there, and writes it beside its loop.
-2. `Saved` from every server that holds something: the manifest is written; the snapshot exists.
+2. Workers are asked what they began their first batch of that version with (`SaveState`): they
+   remember it for some batches, as they may be further by then.
+3. `Saved` from every server that holds something, and from workers as far as they come: the
+   manifest is written; the snapshot exists.
 
 Nobody waits for any of it. What fails leaves the older ones as they are, is said, and is tried
 again the next time. Pure: what is decided is collected in `Decisions`, and files are written by
@@ -21,7 +24,7 @@ from zkv import snapshot as sn
 from zkv.errors import Refused
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.manifests import manifest_of, owners_of
-from zkv_brokers.members import Server
+from zkv_brokers.members import Server, Worker
 from zkv_brokers.signals import Ask, Complete, GiveUp, Written
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 SILENT_S = 600.0
 """So long a server may take to write its part."""
+STATES_S = 10.0
+"""So long workers may take to begin a batch and to write what they began it with."""
 
 
 @dataclass(slots=True)
@@ -40,6 +45,10 @@ class _Taking:
     missing: set[int]
     """Servers that have not written their part."""
     parts: dict[int, sn.Part] = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=dict)
+    """Numbers of workers that have not written their own state, by incarnation."""
+    own: dict[int, sn.WorkerState] = field(default_factory=dict)
+    """Of those that have, or cannot, by number."""
     asked: list[tuple[int, int]] = field(default_factory=list)
     """(peer, token) of those who wait for it."""
     completing: bool = False
@@ -105,6 +114,7 @@ class Snapshots:
         taking = self._taking
         if taking is not None:
             waited = self._router.hub.now - taking.began
+            self._miss_states(taking, waited > STATES_S)
             if waited > SILENT_S and not taking.completing:
                 names = ", ".join(f"server {index}" for index in sorted(taking.missing))
                 self._give_up(f"nothing was heard of the parts of {names} for {waited:.0f} s")
@@ -155,28 +165,65 @@ class Snapshots:
         name = sn.name_of(router.members.term, self._number)
         out.log(c.Snapshot(self._number, self._url, name))
         manifest = manifest_of(router, name, out.index)
-        self._taking = _Taking(manifest, router.hub.now, owners_of(manifest), asked=self._asked)
+        taking = _Taking(manifest, router.hub.now, owners_of(manifest), asked=self._asked)
+        for worker in router.members.training():
+            taking.states[worker.incarnation] = worker.number
+            ask = c.SaveState(self._number, self._url, name, manifest.version)
+            out.tell(worker.incarnation, ask)
+        self._taking = taking
         self._since = router.hub.now, manifest.version
         self._asked, self._wanted = [], False
 
     # --- what comes of it ------------------------------------------------------------------------
 
-    def saved(self, server: Server, message: c.Saved) -> None:
-        """A server has written its part, or could not."""
+    def saved(self, who: Server | Worker, message: c.Saved) -> None:
+        """A server has written its part, or a worker its own state; or it could not."""
         taking = self._taking
-        if taking is None or message.number != self._number or server.index not in taking.missing:
+        if taking is None or message.number != self._number or taking.completing:
+            return
+        if isinstance(who, Worker):
+            self._saved_own(taking, who.incarnation, message)
+        elif who.index in taking.missing and message.why:
+            self._give_up(f"{who} could not write its part: {message.why}")
+        elif who.index in taking.missing:
+            taking.missing.discard(who.index)
+            file = sn.server_file(who.index)
+            taking.parts[who.index] = sn.Part(file, message.nbytes, message.sha256)
+            self._complete(taking)
+
+    def _saved_own(self, taking: _Taking, incarnation: int, message: c.Saved) -> None:
+        """A worker's state is written; without it the snapshot is one all the same."""
+        number = taking.states.pop(incarnation, None)
+        before = next((one for one in taking.manifest.workers if one.number == number), None)
+        if number is None or before is None:
             return
         if message.why:
-            self._give_up(f"{server} could not write its part: {message.why}")
+            taking.own[number] = structs.replace(before, lost=message.why)
+            why = f"worker {number}: its own state is not in {taking.manifest.name}: {message.why}"
+            self._router.hub.note("warning", why)
+        else:
+            part = sn.Part(sn.worker_file(number), message.nbytes, message.sha256)
+            taking.own[number] = structs.replace(before, part=part)
+        self._complete(taking)
+
+    def _miss_states(self, taking: _Taking, late: bool) -> None:
+        """Go on without the states of workers that are gone, or (`late`) that have not come."""
+        here = self._router.members.workers
+        for incarnation in list(taking.states):
+            gone = incarnation not in here
+            if gone or (late and not taking.completing):
+                why = "it was gone" if gone else f"it has not come within {STATES_S:g} s"
+                self._saved_own(taking, incarnation, c.Saved(self._number, why=why))
+
+    def _complete(self, taking: _Taking) -> None:
+        """Have the manifest written, if all is here that it names."""
+        if taking.missing or taking.states or taking.completing:
             return
-        taking.missing.discard(server.index)
-        file = sn.server_file(server.index)
-        taking.parts[server.index] = sn.Part(file, message.nbytes, message.sha256)
-        if not taking.missing:
-            taking.completing = True
-            parts = [part for _, part in sorted(taking.parts.items())]
-            manifest = structs.replace(taking.manifest, servers=parts)
-            self._actions.append(Complete(self._number, self._url, manifest))
+        taking.completing = True
+        parts = [part for _, part in sorted(taking.parts.items())]
+        own = [taking.own.get(one.number, one) for one in taking.manifest.workers]
+        taking.manifest = structs.replace(taking.manifest, servers=parts, workers=own)
+        self._actions.append(Complete(self._number, self._url, taking.manifest))
 
     def _written(self, event: Written) -> None:
         """The manifest is written, or could not be."""
@@ -190,7 +237,7 @@ class Snapshots:
         self._last = {
             "name": manifest.name,
             "version": manifest.version,
-            "bytes": sum(part.nbytes for part in taking.parts.values()),
+            "bytes": manifest.nbytes,
             "took_s": round(now - taking.began, 3),
             "at": now,
         }

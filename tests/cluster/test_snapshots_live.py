@@ -4,6 +4,7 @@ of one that was not; what cannot be written or read is said."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from zkv_brokers.replay import replay
 from zkv_cli.ask import TOKEN, ask
 from zkv_cli.tables import as_text
 from zkv_net import snapshot_folder as sf
+from zkv_workers import keeper
 
 SIZES = {"w": (300, 700), "b": (7,), "h": (90,), 5: (3, 3)}
 EMB = zkv.Table(4, initial="uniform:-1,1", rule="adam:lr=0.1")
@@ -266,3 +268,127 @@ async def test_a_run_with_snapshots_that_began_from_one_is_replayed_bit_for_bit(
         server = replay(path)
         assert server.same
         assert (server.entries, server.version) == (broker.entries, 4)
+
+
+# --- what workers keep themselves --------------------------------------------------------------
+
+
+def chances(until_version: int, *, told: list[Any] | None = None) -> Body:
+    """Return a worker whose gradients come from random numbers that it keeps in snapshots."""
+
+    async def body(worker: AsyncWorker) -> Any:
+        chance = np.random.Generator(np.random.PCG64(worker.rank))
+        if (kept := worker.load_state()) is not None:
+            chance.bit_generator.state = json.loads(kept)
+        if told is not None:
+            told.append(kept)
+        await init(worker)
+        number = 0
+        while number < until_version:
+            worker.save_state(json.dumps(chance.bit_generator.state).encode())
+            async with worker.batch() as batch:
+                number = batch.version + 1
+                for key, value in batch.params.items():
+                    noise = chance.standard_normal(value.shape).astype(value.dtype)
+                    batch.push(key, value * value.dtype.type(0.1) + noise)
+        return await bits(worker)
+
+    return body
+
+
+CODECS = ("topk:0.05+ef", "int8+ef;small=0", "onebit+ef", "topk:0.05+dgc:0.9", "qsgd:4")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_codecs_go_on_with_what_they_remember(codec: str, tmp_path: Path) -> None:
+    url, told = str(tmp_path), list[Any]()
+    options = {"codec": codec, "optimizer": "adam:lr=0.05", "workers": 2}
+    async with cluster(2, **options) as made:
+        straight = await made.run(chances(25), chances(25))
+    async with cluster(2, snapshot_dir=url, **options) as made:
+        going = asyncio.create_task(made.run(chances(25), chances(25)))
+        router = made.broker.router
+        assert router is not None
+        await until(lambda: router.groups.version > 5, what="a few updates")
+        name = (await take(made))["name"]
+        await going
+    _, manifest = sf.chosen(f"{url}/{name}")
+    assert 5 < manifest.version < 25
+    assert [(one.number, one.lost) for one in manifest.workers] == [(0, ""), (1, "")]
+    assert {clock for one in manifest.groups for _, clock in one.clocks} == {manifest.version}
+    async with cluster(3, restore=f"{url}/{name}", workers=2) as made:
+        again = await made.run(chances(25, told=told), chances(25, told=told))
+    assert again == straight
+    assert None not in told
+
+
+async def test_a_state_that_is_lost_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, told = str(tmp_path), list[Any]()
+
+    def fails(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keeper, "write_part", fails)
+    async with cluster(1, snapshot_dir=url, workers=2) as made:
+        going = asyncio.create_task(made.run(chances(25), chances(25)))
+        router = made.broker.router
+        assert router is not None
+        await until(lambda: router.groups.version > 3, what="a few updates")
+        name = (await take(made))["name"]
+        await going
+    manifest = sf.chosen(f"{url}/{name}")[1]
+    assert all("No space left" in one.lost for one in manifest.workers)
+    async with cluster(1, restore=f"{url}/{name}", workers=2) as made:
+        await made.run(chances(30, told=told), chances(30, told=told))
+    assert told == [None, None]
+    assert "the state of worker 1 is not in" in caplog.text
+
+
+async def test_a_worker_at_a_barrier_gives_what_it_has(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    async with cluster(1, snapshot_dir=url, workers=2) as made:
+        free = asyncio.Event()
+
+        async def first(worker: AsyncWorker) -> None:
+            await init(worker)
+            async with worker.batch() as batch:
+                await push(worker, batch)
+            worker.save_state(b"at the barrier")
+            await worker.barrier()
+
+        async def second(worker: AsyncWorker) -> None:
+            await init(worker)
+            async with worker.batch() as batch:
+                await push(worker, batch)
+            await free.wait()
+            await worker.barrier()
+
+        going = asyncio.create_task(made.run(first, second))
+        router = made.broker.router
+        assert router is not None
+        await until(
+            lambda: any(one.barrier_token for one in router.members.training()), what="a barrier"
+        )
+        taking = asyncio.create_task(take(made))
+        await until(lambda: router.snapshots.busy, what="a snapshot")
+        free.set()
+        await asyncio.gather(going, taking)
+
+    async def looks(worker: AsyncWorker) -> Any:
+        return worker.load_state()
+
+    async with cluster(1, restore=f"{url}/{taking.result()['name']}") as made:
+        assert await made.run(looks) == [b"at the barrier"]
+
+
+async def test_only_bytes_are_kept() -> None:
+    async with cluster(1) as made:
+
+        async def body(worker: AsyncWorker) -> None:
+            with pytest.raises(TypeError, match="takes bytes, not dict"):
+                worker.save_state({})  # type: ignore[arg-type]
+            assert worker.load_state() is None
+
+        await made.run(body)

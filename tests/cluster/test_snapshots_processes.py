@@ -1,4 +1,4 @@
-"""Snapshots as a person types them: beside a run, at its end, after a crash; and from one onwards."""
+"""Snapshots as a person types them: beside a run, at its end, after a crash; and what follows."""
 
 from __future__ import annotations
 

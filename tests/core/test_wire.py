@@ -474,6 +474,7 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Finish(NAME, 4, 32.0, 0.5, 4096, None, 0, 3),
     c.Followed(3, [(0, 4)]),
     c.TakeSnapshot(8),
+    c.SaveState(3, "/shared/run", "zkv-0000000000000001-00000003", 41),
     c.Saved(3, 4096, "00" * 32),
     c.Saved(3, why="No space left on device"),
     c.Restored(),

@@ -216,6 +216,20 @@ def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:
     encoder.traffic = driver.traffic
 
 
+def restore(encoder: Encoder, driver: Driver) -> None:
+    """Go on from this worker's state in the snapshot that the run begins from, if there is one.
+
+    Raises:
+        BadSnapshot: it cannot be read, or is not as it was written.
+    """
+    keeper, welcome = encoder.keeper, driver.session.member
+    if welcome is not None:
+        keeper.number, keeper.keeps = welcome.number, welcome.saves
+        keeper.tell = lambda said: driver.beside(driver.feed, s.Say(said))
+        driver.saving = keeper.asked
+        driver.session.made.cycle.batch = keeper.load(welcome.state)
+
+
 def use_codecs(encoder: Encoder, ledger: Ledger, grant: s.Grant) -> None:
     """Encode as a grant says from now on; compiling what that needs takes seconds at times."""
     codecs = (grant.codec, grant.codec_down, grant.chosen)
