@@ -1,7 +1,7 @@
 """Snapshots while training goes on: when one is cut, who writes its files, and when it exists.
 
-1. `Snapshot` in the log, between two updates (behind the next one where servers make values ahead
-of the log): each server takes what it holds there, and writes it beside its loop.
+1. `Snapshot` in the log, between two updates: each server takes what it holds there, and writes it
+   beside its loop.
 2. Workers are asked what they began their first batch of that version with (`SaveState`): they
    remember it for some batches, as they may be further by then.
 3. `Saved` from every server that holds something, and from workers as far as they come: the
@@ -150,7 +150,9 @@ class Snapshots:
 
     def _cut_between_updates(self, out: Decisions) -> None:
         model = self._router.groups.model
-        if model is None or not model.ahead.version:
+        # What is made, granted and finished ahead of the log is none of a snapshot's; but settings
+        # that hold from behind the next update on are in force here already, and not in the log.
+        if model is None or not model.ahead.later:
             self._cut(out)
         elif self._cut_then not in model.ahead.then:
             model.ahead.then.append(self._cut_then)

@@ -372,7 +372,7 @@ async def test_a_worker_at_a_barrier_gives_what_it_has(tmp_path: Path) -> None:
             lambda: any(one.barrier_token for one in router.members.training()), what="a barrier"
         )
         taking = asyncio.create_task(take(made))
-        await until(lambda: router.snapshots.busy, what="a snapshot")
+        await until(lambda: router.snapshots.plain()["taking"], what="a snapshot")
         free.set()
         await asyncio.gather(going, taking)
 

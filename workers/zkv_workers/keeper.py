@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zkv.worker")
 FINISH_S = 5.0
-BEGINNINGS = 3
+BEGINNINGS = 4
 """Batches of which it is remembered what they were begun with."""
 ABOUT, BLOB = "zkv", "blob"
 BLOB_BYTES_MAX = 1 << 30
