@@ -7,8 +7,9 @@ import signal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from zkv.control import TakeSnapshot
 from zkv_cli import cluster as c
-from zkv_cli.ask import ask_status
+from zkv_cli.ask import TOKEN, ask, ask_status
 from zkv_cli.children import Child, Children, Event, wait_for
 from zkv_cli.settings import Settings, load
 
@@ -106,6 +107,16 @@ class LocalCluster:
     def status(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Return how the cluster stands, as `zkv status --json` prints it."""
         return ask_status(self.address, timeout_s)
+
+    def snapshot(self, timeout_s: float = 60.0) -> str:
+        """Take a snapshot, as `zkv snapshot` does; return where it is, for `zkv.local(restore=…)`.
+
+        Raises:
+            Refused: the cluster has no `snapshot_dir`, or it could not be written; the text says
+                why.
+        """
+        told = ask(self.address, TakeSnapshot(TOKEN), timeout_s)
+        return f"{told['url']}/{told['name']}"
 
     def logs(self) -> str:
         """Return the last lines that each process said."""

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zkv.worker")
 FINISH_S = 5.0
+IDLE_S, LOOKS = 1.0, 10
+"""How long a worker is between two batches until no batch is waited for, and how often it is looked
+whether it is."""
 BEGINNINGS = 4
 """Batches of which it is remembered what they were begun with."""
 ABOUT, BLOB = "zkv", "blob"
@@ -148,6 +151,8 @@ class Keeper:
     """Whether the broker may ask."""
     tell: Callable[[c.Saved], None] = lambda said: None
     """Tells the broker; from any thread."""
+    inside: Callable[[], bool] = lambda: False
+    """Returns whether a batch is being computed; from any thread."""
     blob: bytes | None = None
     """What the user keeps, for the next batch that begins."""
     found: bytes | None = None
@@ -216,6 +221,23 @@ class Keeper:
                 self._write(message, self._after())
             else:
                 self._waiting.append(message)
+                self._look_later(message, LOOKS)
+
+    def _look_later(self, message: c.SaveState, looks: int) -> None:
+        timer = threading.Timer(IDLE_S, self._look, (message, looks))
+        timer.daemon = True
+        timer.start()
+
+    def _look(self, message: c.SaveState, looks: int) -> None:
+        """No batch has begun since: between two batches, what there is now is what is asked for."""
+        with self._lock:
+            if message not in self._waiting:
+                return
+            if not self.inside():
+                self._waiting.remove(message)
+                self._write(message, self._after())
+            elif looks:
+                self._look_later(message, looks - 1)
 
     def _write(self, message: c.SaveState, begun: Beginning) -> None:
         def act() -> None:
