@@ -21,6 +21,7 @@ from zkv.errors import ConfigError
 
 READ_BYTES = 1 << 22
 PARTIAL = ".part"
+STORES = ("s3", "gs", "az", "abfs")
 
 
 class Folder(ABC):
@@ -162,7 +163,9 @@ class _Remote(Folder):
             import fsspec
         except ImportError as error:
             raise ConfigError(f"{url} needs fsspec: pip install 'zkv[remote]'") from error
-        _register(url.partition("://")[0])
+        self._is_store = url.partition("://")[0] in STORES
+        if self._is_store:
+            _register(url.partition("://")[0])
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
@@ -176,7 +179,8 @@ class _Remote(Folder):
 
     def write(self, path: str, pieces: Iterable[bytes | Array]) -> tuple[int, str]:
         with _as_os_error(self._at(path)):
-            self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
+            if not self._is_store:  # It has no folders, and would make a bucket of a slip.
+                self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
             with self._fs.open(self._at(path), "wb") as file:
                 total, digest = _copied(_Bytes(file), pieces)
             self._fs.invalidate_cache()
@@ -230,11 +234,10 @@ class _Bytes:
 
 def _register(protocol: str) -> None:
     """Let obstore speak to object stores, if it is installed; else fsspec takes what it has."""
-    if protocol in ("s3", "gs", "az", "abfs"):
-        with contextlib.suppress(ImportError):
-            from obstore.fsspec import register
+    with contextlib.suppress(ImportError):
+        from obstore.fsspec import register
 
-            register(protocol, asynchronous=False)
+        register(protocol, asynchronous=False)
 
 
 @contextmanager
@@ -242,7 +245,7 @@ def _as_os_error(where: str) -> Iterator[None]:
     """Each store has exceptions of its own for what it could not do."""
     try:
         yield
-    except OSError:
+    except FileNotFoundError:
         raise
     except Exception as error:
         raise OSError(f"{where}: {type(error).__name__}: {error}") from error
