@@ -925,13 +925,13 @@ class Sim:
 
     def counted(self, version: int) -> set[int]:
         """Return the tokens of the contributions that lead to a version."""
-        earlier = set() if self.before is None else self.before[0].counted(self.first)
-        return earlier | {
+        found = {
             self.contributions[one.contribution.incarnation, one.contribution.batch].token
             for commit in self.commits()
             if commit.version <= version
             for one in commit.counted
         }
+        return found if self.before is None else found | self.before[0].counted(self.first)
 
     def commits(self) -> list[Any]:
         return [e for e in self.router.log if isinstance(e, c.Commit) and e.group == MODEL]

@@ -20,7 +20,7 @@ from zkv_brokers.block_state import BlockState
 from zkv_brokers.keeping import Keeping
 from zkv_brokers.restoring import Restoring
 
-SEEDS = 4
+SEEDS = 3
 MUTANT_SEEDS = 60
 
 

@@ -105,8 +105,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("case", "servers"),
+    [("adam", 1), ("adam", 3), ("momentum", 2), ("codec_down", 3), ("clip", 3), ("ring", 1)],
+)
 async def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(
     case: str, servers: int, tmp_path: Path
 ) -> None:
@@ -296,7 +298,7 @@ def chances(until_version: int, *, told: list[Any] | None = None) -> Body:
     return body
 
 
-CODECS = ("topk:0.05+ef", "int8+ef;small=0", "onebit+ef", "topk:0.05+dgc:0.9", "qsgd:4")
+CODECS = ("topk:0.05+ef", "int8+ef;small=0", "topk:0.05+dgc:0.9", "qsgd:4")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -304,20 +306,20 @@ async def test_codecs_go_on_with_what_they_remember(codec: str, tmp_path: Path) 
     url, told = str(tmp_path), list[Any]()
     options = {"codec": codec, "optimizer": "adam:lr=0.05", "workers": 2}
     async with cluster(2, **options) as made:
-        straight = await made.run(chances(25), chances(25))
+        straight = await made.run(chances(16), chances(16))
     async with cluster(2, snapshot_dir=url, **options) as made:
-        going = asyncio.create_task(made.run(chances(25), chances(25)))
+        going = asyncio.create_task(made.run(chances(16), chances(16)))
         router = made.broker.router
         assert router is not None
-        await until(lambda: router.groups.version > 5, what="a few updates")
+        await until(lambda: router.groups.version > 3, what="a few updates")
         name = (await take(made))["name"]
         await going
     _, manifest = sf.chosen(f"{url}/{name}")
-    assert 5 < manifest.version < 25
+    assert 3 < manifest.version < 16
     assert [(one.number, one.lost) for one in manifest.workers] == [(0, ""), (1, "")]
     assert {clock for one in manifest.groups for _, clock in one.clocks} == {manifest.version}
     async with cluster(3, restore=f"{url}/{name}", workers=2) as made:
-        again = await made.run(chances(25, told=told), chances(25, told=told))
+        again = await made.run(chances(16, told=told), chances(16, told=told))
     assert again == straight
     assert None not in told
 
@@ -332,7 +334,7 @@ async def test_a_state_that_is_lost_is_told(
 
     monkeypatch.setattr(keeper, "write_part", fails)
     async with cluster(1, snapshot_dir=url, workers=2) as made:
-        going = asyncio.create_task(made.run(chances(25), chances(25)))
+        going = asyncio.create_task(made.run(chances(16), chances(16)))
         router = made.broker.router
         assert router is not None
         await until(lambda: router.groups.version > 3, what="a few updates")
