@@ -35,6 +35,13 @@ class Keeping:
         else:
             self.restore(entry, out)
 
+    def hear(self, event: Wrote | Loaded, out: list[Action]) -> None:
+        """A file is written or read, or cannot be."""
+        if isinstance(event, Wrote):
+            self.wrote(event, out)
+        else:
+            self.loaded(event, out)
+
     def cut(self, entry: c.Snapshot, out: list[Action]) -> None:
         """The log says that a snapshot is cut here."""
         shard = self._shard

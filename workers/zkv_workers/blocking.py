@@ -31,7 +31,7 @@ from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
-from zkv_workers.state_faces import KeepsState
+from zkv_workers.state_faces import KeepsState, restore
 from zkv_workers.table_faces import BlockingTables
 from zkv_workers.waiting import Pushed, answer_of, copy_result
 
@@ -63,7 +63,7 @@ class Worker(BlockingTables, KeepsState):
             self._driver: Driver = self._on_loop(lambda: self._make_driver(route))
             self._member: s.Membership = self._call(s.Join)
             faces.prepare(self._encoder, self._driver, self._member)
-            faces.restore(self._encoder, self._driver)
+            restore(self._encoder, self._driver)
             figures.before_sigterm(config, self._member, self._driver, self._ledger)
         except BaseException:
             self._left = True
@@ -194,11 +194,12 @@ class Worker(BlockingTables, KeepsState):
         What is pushed from there is not copied, and servers of this machine read it where it lies.
         From its push on an array is lent: it is yours again when the next batch is entered, or when
         `batch.wait()` has returned. If it is changed before, that raises BufferError. So a batch
-        waits for the one before it, and `prefetch=1` hides nothing. Small keys are copied, as they
-        share blocks; under k-batch policies these are ordinary arrays.
+        waits for the one before it, and `prefetch=1` hides nothing. Of keys that share a block, all
+        have to be asked for together, once they are initialised, and to be pushed: else they are
+        copied. Under k-batch policies these are ordinary arrays.
         """
         self._check()
-        return faces.buffers(self._encoder, self._member, params)
+        return faces.buffers(self._encoder, self._driver, self._member, params)
 
     def batch(self, weight: float | None = 1.0) -> Batch:
         """Return the next mini-batch, of `weight` samples (None: `set_weight` says it before the

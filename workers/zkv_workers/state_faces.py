@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zkv_workers import signals as s
+from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
 from zkv_workers.keeper import checked_blob
 
@@ -30,3 +32,18 @@ class KeepsState:
         log says.
         """
         return self._encoder.keeper.found
+
+
+def restore(encoder: Encoder, driver: Driver) -> None:
+    """Go on from this worker's state in the snapshot that the run begins from, if there is one.
+
+    Raises:
+        BadSnapshot: it cannot be read, or is not as it was written.
+    """
+    keeper, welcome = encoder.keeper, driver.session.member
+    if welcome is not None:
+        keeper.number, keeper.keeps = welcome.number, welcome.saves
+        keeper.tell = lambda said: driver.beside(driver.feed, s.Say(said))
+        keeper.inside = lambda: driver.session.made.cycle.current is not None
+        driver.saving = keeper.asked
+        driver.session.made.cycle.batch = keeper.load(welcome.state)
