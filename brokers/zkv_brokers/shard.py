@@ -59,8 +59,7 @@ class Shard:
         spans: Spans | None = None,
         memory: Memory | None = None,
     ) -> None:
-        self.number = 0
-        self.term = 0
+        self.number = self.term = 0
         self.index = 0
         """Entries applied: the next one has this index."""
         self.started = False
@@ -137,8 +136,9 @@ class Shard:
                 self.number, self.term = index, term
             case c.Log(term=term, index=index, entries=entries):
                 if term < self.term or index != self.index:
-                    wanted = (self.term, self.index)
-                    raise ProtocolError(f"log entry ({term}, {index}), expected {wanted}")
+                    raise ProtocolError(
+                        f"log entry {term, index}, expected {self.term, self.index}"
+                    )
                 for entry in entries:
                     self._apply(entry, out)
                     self.index += 1

@@ -30,10 +30,12 @@ class Meeting:
         self.member = message
         return [s.Connect(_addresses(message.servers), message.data_address), *self.greet()]
 
-    def servers(self, message: c.Servers) -> list[s.Output]:
-        """Servers have come or gone: greet those that are here."""
+    def told(self, message: c.Servers | c.SaveState) -> list[s.Output]:
+        """Servers have come or gone: greet those that are here. Or a snapshot is taken."""
         if self.member is None:
             return []
+        if isinstance(message, c.SaveState):
+            return [s.SaveState(message)]
         self.member = structs.replace(self.member, servers=message.servers)
         data_address = self.member.data_address
         return [s.Connect(_addresses(message.servers), data_address, False), *self.greet()]

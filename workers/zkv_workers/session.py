@@ -279,8 +279,8 @@ class Session:
             case c.Follow(index=index):
                 self.made.index = max(self.made.index, index)
                 self._link.send(self.uploads.places.follow(message))
-            case c.Servers():
-                self._out += self._meeting.servers(message)
+            case c.Servers() | c.SaveState():
+                self._out += self._meeting.told(message)
             case c.Granted():
                 self.together.granted(message)
                 self.incoming.granted(message, self.now)
@@ -307,8 +307,6 @@ class Session:
                 self._go_on(token)
             case c.Refusal(token=token, code=code, reason=reason):
                 self._refused(token, errors.from_code(code, reason))
-            case c.SaveState():
-                self._out.append(s.SaveState(message))
             case c.Fatal(code=code, reason=reason):
                 self.fail(errors.from_code(code, reason))
             case c.Bye():
