@@ -34,7 +34,6 @@ from zkv_brokers.shard_events import Action as Action
 from zkv_brokers.shard_events import Event as Event
 from zkv_brokers.shard_events import FromBroker as FromBroker
 from zkv_brokers.shard_events import FromWorker as FromWorker
-from zkv_brokers.shard_events import Loaded, Wrote
 from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
@@ -99,8 +98,6 @@ class Shard:
                 self._from_broker(message, out)
             case FromWorker(message, payload):
                 self._from_worker(message, payload, out, now)
-            case Wrote() | Loaded():
-                self.keeping.hear(event, out)
             case Reset():
                 grants, spans = self.grants, self.commits.spans
                 self.__init__(  # type: ignore[misc]
@@ -110,6 +107,8 @@ class Shard:
                     spans=spans,
                     memory=self.store.memory,
                 )
+            case _:
+                self.keeping.hear(event, out)
         return out
 
     def turn_over(self, now: float) -> list[Action]:
@@ -136,9 +135,8 @@ class Shard:
                 self.number, self.term = index, term
             case c.Log(term=term, index=index, entries=entries):
                 if term < self.term or index != self.index:
-                    raise ProtocolError(
-                        f"log entry {term, index}, expected {self.term, self.index}"
-                    )
+                    wanted = (self.term, self.index)
+                    raise ProtocolError(f"log entry ({term}, {index}), expected {wanted}")
                 for entry in entries:
                     self._apply(entry, out)
                     self.index += 1
