@@ -20,6 +20,8 @@ import pytest
 
 from zkv import control as c
 from zkv import data_messages as d
+from zkv import snapshot as sn
+from zkv import tensor_file
 from zkv.data_messages import decode_data, encode_data
 from zkv.dtypes import Array
 from zkv.errors import Cancelled, PushRefused, ZkvError
@@ -35,8 +37,12 @@ from zkv.topology import Member, in_ring, owners
 from zkv.wire import MODEL
 from zkv_brokers import node as n
 from zkv_brokers import router as r
+from zkv_brokers import saving
 from zkv_brokers.aggregates import spans
 from zkv_brokers.moves import Step
+from zkv_brokers.saving import Saved
+from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
+from zkv_brokers.signals import Complete, GiveUp, Written
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import aligned, from_payload
 from zkv_codecs.packed import Packed, seed_of
@@ -116,6 +122,14 @@ class Options:
     drains: int = 0
     deaths: int = 0
     """How often a server that joined dies, if it owns nothing yet."""
+    snapshots: int = 0
+    """How often somebody asks for one."""
+    every: str = ""
+    """How often they are taken by themselves."""
+    disk_s: float = 0.05
+    """How long a file is on its way to the disk."""
+    broken_disk: float = 0.0
+    """How often a file cannot be written."""
     until_s: float = 400.0
 
 
@@ -150,11 +164,28 @@ class SimWorker:
     servers: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Replayed:
+    """A version as one process makes it of the log: values, the rule's state, what workers have of
+    it, and how many updates each key has had."""
+
+    values: dict[str, Array]
+    slots: dict[str, tuple[Array, ...]]
+    view: dict[str, Array]
+    updates: dict[str, int]
+
+
 class Sim:
     """One run. `run()` returns when all programs have ended, or raises AssertionError."""
 
-    def __init__(self, seed: int, options: Options) -> None:
+    def __init__(
+        self, seed: int, options: Options, before: tuple[Sim, sn.Manifest] | None = None
+    ) -> None:
         self.seed, self.options = seed, options
+        self.before = before
+        """The run, and its snapshot, that this one begins from."""
+        self.first = 0 if before is None else before[1].version
+        """The version that this run begins with."""
         self.rng = random.Random(seed)
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
@@ -172,10 +203,14 @@ class Sim:
         """Who was told to add gradients up among themselves, by the update's version."""
         self.peer_bytes: Counter[bytes] = Counter()
         """What workers have sent each other, repeats included."""
-        self.tokens = 0
+        self.tokens = 0 if before is None else before[0].tokens
+        self.disk: dict[str, dict[str, bytes]] = {}
+        """Files of snapshots, by snapshot and name."""
+        self.history: dict[int, _Replayed] = {}
+        """What the replay has, by version."""
         self.dead: set[int] = set()
         """Nodes that were drained, or died."""
-        self.term = 0
+        self.term = 0 if before is None else before[0].term
         self.router = self._new_router()
         self.nodes = [self._node(index) for index in range(options.servers)]
         self.workers: dict[bytes, SimWorker] = {}
@@ -196,6 +231,8 @@ class Sim:
             self.later(0.15 + self.rng.random(), self._die)
         for action in ["rebalance"] * options.rebalances + ["drain"] * options.drains:
             self.later(0.2 + self.rng.random() * 1.2, lambda a=action: self._ask(a))
+        for _ in range(options.snapshots):
+            self.later(0.05 + self.rng.random() * 1.2, self._ask_for_a_snapshot)
         for _ in range(options.broker_restarts):
             self.later(self.rng.random() * 0.15, self._restart_broker)
 
@@ -215,6 +252,10 @@ class Sim:
             keep_log=True,
             streaming=options.streaming,
             topology=options.topology,
+            snapshot_dir="sim",
+            snapshot_every=options.every,
+            restored="" if self.before is None else sn.encode(self.before[1]).decode(),
+            restored_from="sim",
         )
         instance = (self.term << 50) + self.rng.getrandbits(40)
         return r.Router(config, term=self.term, instance=instance)
@@ -287,6 +328,10 @@ class Sim:
                 )
             elif isinstance(action, r.Note):
                 self.notes.append(f"{self.now:.2f} {action.text}")
+            elif isinstance(action, Complete):
+                self.to_disk(lambda a=action: self._complete(a))
+            elif isinstance(action, GiveUp):
+                self.disk.pop(action.name, None)
 
     def _from_router(self, route: bytes, frame: bytes) -> None:
         if route.startswith(b"s"):
@@ -318,6 +363,67 @@ class Sim:
         link.send(c.Rearrange(1, action, name))
         for packet in link.outgoing(self.now):
             self.to_router(b"o%d" % link.instance, c.encode_packet(packet))
+
+    # --- the disk ----------------------------------------------------------------------------
+
+    def _ask_for_a_snapshot(self) -> None:
+        link = Link(self.number())
+        link.send(c.TakeSnapshot(1))
+        for packet in link.outgoing(self.now):
+            self.to_router(b"o%d" % link.instance, c.encode_packet(packet))
+
+    def to_disk(self, action: Callable[[], None]) -> None:
+        """Do something when the disk comes to it."""
+        self.later(self.options.disk_s * self.rng.expovariate(1.0), action)
+
+    def _fails(self) -> str:
+        return "the disk is full" if self.rng.random() < self.options.broken_disk else ""
+
+    def _write(self, index: int, action: Write) -> None:
+        """Write a file: what its arrays are now is what is in it."""
+        if index in self.dead:
+            return
+        pieces = tensor_file.pieces(action.saved.arrays, action.saved.metadata)
+        data, why = b"".join(bytes(one) for one in pieces), self._fails()
+        if not why:
+            self.disk.setdefault(action.name, {})[action.file] = data
+        wrote = Wrote(action.number, len(data), sn.digest_of(data), why)
+        self._do_node(index, self.nodes[index].disk_says(wrote, self.now))
+
+    def _complete(self, action: Complete) -> None:
+        why, there = self._fails(), self.disk.get(action.manifest.name, {})
+        for part in action.manifest.parts:
+            data = there[part.file]
+            sn.check_part(part, len(data), sn.digest_of(data), part.file)
+        if not why:
+            there[sn.MANIFEST] = sn.encode(action.manifest)
+        self._do_router(self.router.handle(Written(action.number, why), self.now))
+
+    def _load(self, index: int, action: Load) -> None:
+        """Read what there is of some blocks."""
+        assert self.before is not None
+        sim, manifest = self.before
+        found = Saved() if (why := self._fails()) else sim.saved(manifest).only(action.bids)
+        assert sn.decode_checksum(sn.encode(manifest)) == action.checksum
+        if index not in self.dead:
+            loaded = Loaded(action.term, found, why)
+            self._do_node(index, self.nodes[index].disk_says(loaded, self.now))
+
+    def manifests(self) -> list[sn.Manifest]:
+        """Return the manifests of the snapshots that there are, the oldest first."""
+        return [
+            sn.decode(files[sn.MANIFEST], name)
+            for name, files in sorted(self.disk.items())
+            if sn.MANIFEST in files
+        ]
+
+    def saved(self, manifest: sn.Manifest) -> Saved:
+        """Return all that is in the files of a snapshot."""
+        found = Saved()
+        for part in manifest.servers:
+            data = self.disk[manifest.name][part.file]
+            found.join(saving.read(*tensor_file.opened(data, part.file), part.file))
+        return found
 
     def _add(self) -> None:
         """Start one more server."""
@@ -396,6 +502,10 @@ class Sim:
                 self.carry(
                     (b"s%d" % index, to), lambda i=to, h=header, p=bits: self._between(i, h, p)
                 )
+            elif isinstance(action, Write):
+                self.to_disk(lambda i=index, a=action: self._write(i, a))
+            elif isinstance(action, Load):
+                self.to_disk(lambda i=index, a=action: self._load(i, a))
             elif isinstance(action, n.Drained):
                 assert not self.nodes[index].shard.store.blocks, self.story()
                 self.notes.append(f"{self.now:.2f} server-{index} ends, as it was drained")
@@ -488,6 +598,9 @@ class Sim:
                     self.later(0.0, lambda t=token, v=value: self._answered(route, worker, t, v))
                 case s.Fail(token, error):
                     self.later(0.0, lambda t=token, e=error: self._answered(route, worker, t, e))
+                case s.SaveState(message):
+                    said = s.Say(c.Saved(message.number, why="it is not simulated"))
+                    self.to_disk(lambda e=said: self.feed(route, worker, e))
                 case s.CancelBatch(batch):
                     worker.running.cancel(batch)
                 case s.Narrate(_, text):
@@ -571,6 +684,8 @@ class Sim:
 
     def shard(self) -> Shard:
         """Return what is dealt out; the sizes do not divide each other."""
+        if self.before is not None:
+            return self.before[0].shard()
         options = self.options
         return Shard(options.samples, self.seed, 5, options.passes, options.retry)
 
@@ -804,14 +919,19 @@ class Sim:
             assert np.array_equal(model[key], value), (
                 f"two models of version {version}: {key}; {self.story()}"
             )
-        counted = {
+        counted = self.counted(version)
+        seen = set(np.flatnonzero(values["a"]).tolist())
+        assert seen == counted, f"a grant of version {version} has other values; {self.story()}"
+
+    def counted(self, version: int) -> set[int]:
+        """Return the tokens of the contributions that lead to a version."""
+        found = {
             self.contributions[one.contribution.incarnation, one.contribution.batch].token
             for commit in self.commits()
             if commit.version <= version
             for one in commit.counted
         }
-        seen = set(np.flatnonzero(values["a"]).tolist())
-        assert seen == counted, f"a grant of version {version} has other values; {self.story()}"
+        return found if self.before is None else found | self.before[0].counted(self.first)
 
     def commits(self) -> list[Any]:
         return [e for e in self.router.log if isinstance(e, c.Commit) and e.group == MODEL]
@@ -855,23 +975,57 @@ class Sim:
             for commit in self.commits()
             for one in commit.counted
         }
+        counts = counts - self._began_with("a", counts)
         self._count(counts, self.contributions, worth)
         if self.plain:
-            self._count(-self.final("t"), self.plain, {})
+            plain = -self.final("t")
+            self._count(plain - self._began_with("t", plain), self.plain, {})
         assert counts.sum() == pytest.approx(sum(worth.values())), self.story()
         self._check_bits()
         if self.options.samples:
             self._check_samples()
+        for manifest in self.manifests():
+            self._check_snapshot(manifest)
+
+    def _began_with(self, key: str, like: Array) -> Array:
+        """Return the counts that this run has found in its snapshot."""
+        found = {} if self.before is None else self.before[0].values_in(self.before[1])
+        return -found[key] if key in found else np.zeros_like(like)
+
+    def values_in(self, manifest: sn.Manifest) -> dict[str, Array]:
+        """Return the values of all keys in a snapshot."""
+        saved, layout = self.saved(manifest), Layout()
+        layout.add([one for init in manifest.inits for one in init.keys], manifest.blocks)
+        values: dict[str, Array] = {}
+        for block in manifest.blocks:
+            found = saved.arrays[f"{block.bid}.0"]
+            for segment, start, stop in spans(block):
+                spec = layout.entries[segment.kid].spec
+                whole = values.setdefault(
+                    str(spec.key), np.full(int(np.prod(spec.shape)), np.nan, spec.dtype)
+                )
+                whole[segment.start : segment.stop] = found[start:stop]
+        return values
+
+    def _check_snapshot(self, manifest: sn.Manifest) -> None:
+        """A snapshot is one version of all keys, with just the contributions that lead to it."""
+        values = self.values_in(manifest)
+        version = manifest.version
+        counted = self.counted(version)
+        assert set(np.flatnonzero(values["a"])) == counted, f"a snapshot is torn; {self.story()}"
+        assert np.array_equal(values["a"], values["b"]), f"a snapshot is torn; {self.story()}"
+        replayed = self.history.get(version)
+        for key, value in (replayed.values if replayed is not None else {}).items():
+            assert np.array_equal(values[key], value), (
+                f"{key} of {manifest.name} is not version {version}; {self.story()}"
+            )
+        if "t" in values:
+            there = np.flatnonzero(values["t"])
+            assert np.array_equal(values["t"][there], self.final("t")[there]), self.story()
 
     def _check_samples(self) -> None:
         """Each sample counts once in each pass, or is skipped where nothing is handed out again."""
-        seen: Counter[tuple[int, int]] = Counter()
-        for commit in self.commits():
-            for one in commit.counted:
-                pushed = self.contributions[one.contribution.incarnation, one.contribution.batch]
-                assert pushed.samples is not None, self.story()
-                where = pushed.samples
-                seen.update((where.pass_number, at) for at in range(where.start, where.stop))
+        seen = self.samples_seen(self.router.groups.version)
         shard, pool = self.shard(), self.router.groups.draws.pool
         assert pool is not None, self.story()
         assert pool.done, f"{pool}; {self.story()}"
@@ -880,6 +1034,17 @@ class Sim:
         assert set(seen.values()) <= {1}, f"a sample counts twice; {self.story()}"
         assert len(seen) + skipped == total, f"{len(seen)} + {skipped} of {total}; {self.story()}"
         assert not (shard.retry and skipped), self.story()
+
+    def samples_seen(self, version: int) -> Counter[tuple[int, int]]:
+        """Return how often each position of each pass is in what leads to a version."""
+        seen = Counter() if self.before is None else self.before[0].samples_seen(self.first)
+        for commit in self.commits():
+            for one in commit.counted if commit.version <= version else ():
+                pushed = self.contributions[one.contribution.incarnation, one.contribution.batch]
+                assert pushed.samples is not None, self.story()
+                where = pushed.samples
+                seen.update((where.pass_number, at) for at in range(where.start, where.stop))
+        return seen
 
     def _count(self, counts: Array, made: dict[Any, Pushed], worth: dict[int, float]) -> None:
         for pushed in made.values():
@@ -991,20 +1156,21 @@ class Sim:
         return found
 
     def _check_bits(self) -> None:
-        model = {
-            key: value.reshape(-1).copy() for key, value in self.params().items() if key in "vw"
-        }
         if "clip" in self.options.optimizer:
             return
-        chosen = rule(self.options.optimizer.split(":")[0])
-        slots = {
-            key: tuple(np.zeros_like(value) for _ in chosen.slots) for key, value in model.items()
-        }
-        history = [{key: value.copy() for key, value in model.items()}]
-        views = [self._view(0, history[0], history[0])]
-        updates = dict.fromkeys(model, 0)
+        chosen, first = rule(self.options.optimizer.split(":")[0]), self.first
+        if self.before is None:
+            start = {k: v.reshape(-1).copy() for k, v in self.params().items() if k in "vw"}
+            none = {k: tuple(np.zeros_like(v) for _ in chosen.slots) for k, v in start.items()}
+            view = self._view(0, start, start)
+            self.history = {0: _Replayed(start, none, view, dict.fromkeys(start, 0))}
+        else:
+            self.history = {first: self.before[0].history[first]}
+        begun = self.history[first]
+        model, slots = dict(begun.values), dict(begun.slots)
+        updates = dict(begun.updates)
         added_up = self.added_up()
-        for count, (commit, rate) in enumerate(self._rated(), start=1):
+        for count, (commit, rate) in enumerate(self._rated(), start=first + 1):
             made = [
                 self.contributions[one.contribution.incarnation, one.contribution.batch]
                 for one in commit.counted
@@ -1013,7 +1179,7 @@ class Sim:
             ages = [one.staleness for one in commit.counted]
             for key in model:
                 # What the gradients were computed on is what their workers had.
-                then = [views[count - 1 - age][key] for age in ages]
+                then = [self.history[count - 1 - age].view[key] for age in ages]
                 if all(key not in pushed.gradients for pushed in made):
                     # Its rule is not run.
                     continue
@@ -1022,18 +1188,19 @@ class Sim:
                     mean = self._added_up(key, made, added_up[count])
                 else:
                     mean = self._mean(key, made, ages, model[key], then)
+                old = tuple(slot.copy() for slot in slots[key])
                 model[key], slots[key] = update(
-                    chosen, model[key].copy(), slots[key], mean, lr=rate, count=updates[key]
+                    chosen, model[key].copy(), old, mean, lr=rate, count=updates[key]
                 )
-            history.append({key: value.copy() for key, value in model.items()})
-            views.append(self._view(count, views[-1], history[-1]))
+            view = self._view(count, self.history[count - 1].view, model)
+            self.history[count] = _Replayed(dict(model), dict(slots), view, dict(updates))
         for key, value in model.items():
             assert np.array_equal(value, self.final(key)), (
                 f"{key} differs from the replay; {self.story()}"
             )
         for version, seen in self.seen.items():
             for key, value in seen.items():
-                assert np.array_equal(value, views[version][key]), (
+                assert np.array_equal(value, self.history[version].view[key]), (
                     f"{key} of version {version} is not the view; {self.story()}"
                 )
 
@@ -1065,9 +1232,9 @@ def _number(node: n.Node) -> int:
     return -1 if node.welcome is None else node.welcome.index
 
 
-def simulate(seed: int, options: Options) -> Sim:
-    """Run one cluster to its end and check all laws."""
-    sim = Sim(seed, options)
+def simulate(seed: int, options: Options, before: tuple[Sim, sn.Manifest] | None = None) -> Sim:
+    """Run one cluster to its end and check all laws; it may begin from a snapshot of another."""
+    sim = Sim(seed, options, before)
     try:
         sim.run()
     except ZkvError as error:

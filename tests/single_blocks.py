@@ -10,8 +10,9 @@ import numpy as np
 from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, Segment
-from zkv_brokers.store import Settings, Store
+from zkv_brokers.store import BlockState, Pinned, Settings, Store
 from zkv_codecs.backend import NUMPY, Backend
+from zkv_codecs.deltas import View
 from zkv_codecs.frames import from_payload
 from zkv_workers.encoding import Sealed
 
@@ -65,3 +66,18 @@ def store_of(
     store.backend = backend
     store.configure(Settings(optimizer(rule), optimizer("assign")))
     return store, block
+
+
+def trained(dtype: str = "float32", slots: int = 2, *, view: bool = True) -> Store:
+    """A store with one block in the middle of a training."""
+    made = layout(spec("a", SIZE, dtype))
+    store, chance = Store(made), np.random.default_rng(1)
+    values = (chance.standard_normal(SIZE) * 50).astype("float16" if dtype == "float16" else dtype)
+    state = store.blocks[0] = BlockState(Pinned(values), None, "adam")
+    state.slots = tuple(chance.standard_normal(SIZE).astype("float32") for _ in range(slots))
+    state.counts, state.changed = {0: 7}, 5
+    if dtype == "float16":
+        state.master = values.astype("float32")
+    if view:
+        store.views.adopt(0, View(9, chance.standard_normal(SIZE).astype("float32"), 3))
+    return store

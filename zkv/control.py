@@ -27,7 +27,9 @@ from zkv.entries import Init as Init
 from zkv.entries import Mirror as Mirror
 from zkv.entries import Move as Move
 from zkv.entries import Regroup as Regroup
+from zkv.entries import Restore as Restore
 from zkv.entries import Retire as Retire
+from zkv.entries import Snapshot as Snapshot
 from zkv.entries import Sum as Sum
 from zkv.entries import Unmirror as Unmirror
 from zkv.errors import ProtocolError
@@ -38,6 +40,7 @@ from zkv.greetings import Keyring as Keyring
 from zkv.greetings import ServerAt as ServerAt
 from zkv.greetings import ServerHello as ServerHello
 from zkv.greetings import ServerWelcome as ServerWelcome
+from zkv.greetings import StateAt as StateAt
 from zkv.greetings import Waiting as Waiting
 from zkv.greetings import Welcome as Welcome
 from zkv.greetings import WorkerHello as WorkerHello
@@ -48,6 +51,10 @@ from zkv.moving import Followed as Followed
 from zkv.moving import Rearrange as Rearrange
 from zkv.moving import Servers as Servers
 from zkv.moving import Traffic as Traffic
+from zkv.snapshot_messages import Restored as Restored
+from zkv.snapshot_messages import Saved as Saved
+from zkv.snapshot_messages import SaveState as SaveState
+from zkv.snapshot_messages import TakeSnapshot as TakeSnapshot
 from zkv.time_split import Seconds, Spent
 from zkv.verdicts import Cancel as Cancel
 from zkv.verdicts import Companion as Companion
@@ -334,6 +341,9 @@ ForBroker = (
     | Copied
     | Traffic
     | Rearrange
+    | TakeSnapshot
+    | Saved
+    | Restored
 )
 Message = (
     ForBroker
@@ -357,6 +367,7 @@ Message = (
     | Servers
     | Catchup
     | Keyring
+    | SaveState
 )
 
 _limit = Meta(max_length=MESSAGES_PER_PACKET_MAX)

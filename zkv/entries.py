@@ -19,6 +19,7 @@ from zkv.wire import (
     KeyEntry,
     Name,
     TableEntry,
+    Text,
     UInt,
     Weight,
 )
@@ -194,6 +195,25 @@ class Retire(Frozen, frozen=True, tag=15):
     server: UInt
 
 
+class Snapshot(Frozen, frozen=True, tag=90):
+    """Entry: write down what you hold as it is here, into the folder `name` of `url`, and answer
+    with `Saved`; the log goes on meanwhile."""
+
+    number: UInt
+    url: Text
+    name: Name
+
+
+class Restore(Frozen, frozen=True, tag=91):
+    """Entry: your blocks have the values that the snapshot `name` in `url` has, whose manifest has
+    this checksum; answer with `Restored`. `versions`: of the model and other groups."""
+
+    url: Text
+    name: Name
+    checksum: Name
+    versions: list[tuple[UInt, UInt]]
+
+
 Entry = (
     Init
     | Drop
@@ -211,4 +231,6 @@ Entry = (
     | Unmirror
     | Retire
     | Apart
+    | Snapshot
+    | Restore
 )

@@ -19,6 +19,7 @@
     ├── WaitTimeout           a bounded wait ended (also a TimeoutError)
     │   └── ClusterNotReady   the cluster did not come up within --connect-timeout
     ├── Closed                the worker was closed or has left
+    ├── BadSnapshot           a snapshot is not whole, or cannot be used here (also a ValueError)
     └── ConfigError           one or more mistakes in the configuration (also a ValueError)
 
 `ValueError` and `TypeError` are left for a caller's mistakes that involve nobody else. `code`
@@ -112,6 +113,10 @@ class Closed(ZkvError):
     """The worker has left or was closed."""
 
 
+class BadSnapshot(ZkvError, ValueError):
+    """A snapshot is not whole, or cannot be used here; the file and what to try are named."""
+
+
 class ConfigError(ZkvError, ValueError):
     """The configuration has mistakes; all of them are listed."""
 
@@ -140,6 +145,7 @@ _BY_CODE: dict[str, type[ZkvError]] = {
         WaitTimeout,
         ClusterNotReady,
         Closed,
+        BadSnapshot,
         ConfigError,
     )
 }

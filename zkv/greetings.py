@@ -42,6 +42,18 @@ class ServerAt(Frozen, frozen=True):
     address: Name
 
 
+class StateAt(Frozen, frozen=True):
+    """Where a worker's own state is in the snapshot that the run begins from."""
+
+    url: Text
+    name: Name
+    file: Name = ""
+    nbytes: UInt = 0
+    sha256: Name = ""
+    lost: Text = ""
+    """Why there is none."""
+
+
 class Welcome(Frozen, frozen=True, tag=32):
     """Broker to worker: you are in, and the servers are there."""
 
@@ -56,6 +68,9 @@ class Welcome(Frozen, frozen=True, tag=32):
     policy: Name
     topology: Name = "servers"
     """Under some of them, workers have to be reached by each other (`Listens`)."""
+    saves: bool = False
+    """Whether there are snapshots, for which it may be asked what it began a batch with."""
+    state: StateAt | None = None
 
 
 class ServerWelcome(Frozen, frozen=True, tag=33):

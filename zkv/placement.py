@@ -121,6 +121,30 @@ def plan(
     ]
 
 
+def placed_again(
+    blocks: Sequence[BlockSpec],
+    entries: Sequence[KeyEntry],
+    servers: int,
+    placement: Placement = DEFAULT,
+    names: Sequence[str] = (),
+) -> list[BlockSpec]:
+    """Give blocks that were cut before new servers; their borders stay, as codecs remember them. A
+    block that several keys share goes where its first one would.
+
+    Raises:
+        ConfigError: the placement cannot be met.
+    """
+    own = [entry for entry in entries if entry.spec.same_as is None]
+    itemsize = {entry.kid: DTYPES[entry.spec.dtype].itemsize for entry in own}
+    cut = [(one.size * itemsize[one.kids[0]], list(one.segments)) for one in blocks]
+    pieces = to_place(cut, own, key_loads(placement, _sizes(own)))
+    wishes = Wishes(placement, servers, (entry.spec.key for entry in own), names)
+    chosen = assign(pieces, servers, placement, wishes=wishes)
+    return [
+        BlockSpec(one.bid, server, one.segments) for one, server in zip(blocks, chosen, strict=True)
+    ]
+
+
 def _sizes(entries: Sequence[KeyEntry]) -> list[tuple[int, str | int, int]]:
     """Return (number, key, bytes) of each key."""
     return [(entry.kid, entry.spec.key, _bytes(entry.spec)) for entry in entries]

@@ -108,6 +108,21 @@ class Share:
     """Handed out, did not count, and went back."""
 
 
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What is left of a pool: what has not counted is still to be dealt out."""
+
+    pass_number: int
+    fresh: int
+    """Where the positions of that pass begin that were never handed out."""
+    back: tuple[tuple[int, int, int], ...]
+    """(pass, start, stop) of those that were, and have not counted."""
+    settled: tuple[tuple[int, int], ...]
+    """(pass, positions settled) of the passes that are not complete."""
+    shares: tuple[tuple[int, int, int, int], ...]
+    """(owner, counted, skipped, returned)."""
+
+
 @dataclass(slots=True)
 class Pool:
     """Hands out draws, and keeps book of them.
@@ -128,6 +143,27 @@ class Pool:
     _open: dict[int, tuple[int, Draw]] = field(default_factory=dict)
     _back: list[tuple[int, int, int]] = field(default_factory=list)
     _settled: dict[int, int] = field(default_factory=dict)
+
+    def remaining(self) -> Remaining:
+        """Return what is left if nothing that is open comes to count."""
+        there = (draw for _, draw in self._open.values())
+        back = [*self._back, *((one.pass_number, one.start, one.stop) for one in there)]
+        shares = sorted(self.shares.items())
+        return Remaining(
+            self.pass_number,
+            self._fresh,
+            tuple(sorted(back)),
+            tuple(sorted(self._settled.items())),
+            tuple((who, one.counted, one.skipped, one.returned) for who, one in shares),
+        )
+
+    @staticmethod
+    def of(shard: Shard, left: Remaining) -> Pool:
+        """Return a pool of which that is left."""
+        shares = {who: Share(*counts) for who, *counts in left.shares}
+        # Sorted, as it is written, is a heap.
+        settled = dict(left.settled)
+        return Pool(shard, left.pass_number, shares, left.fresh, 0, {}, sorted(left.back), settled)
 
     @property
     def ready(self) -> bool:

@@ -105,6 +105,8 @@ def check_message(holder: Holder, message: c.Message, *, member: bool) -> None:
             _need(holder, roles - {"server"}, "read the model", "follower")
         case c.WorkerHello():
             _need(holder, roles & {"worker"}, "be a worker", "worker")
+        case c.TakeSnapshot():
+            _need(holder, roles & {"admin"}, "take a snapshot", "admin")
         case c.Rearrange():
             _need(holder, roles & {"admin"}, "move blocks", "admin")
         case c.Change():

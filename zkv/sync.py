@@ -94,16 +94,25 @@ class Synchronizer:
     """Decides commits, grants, cancellations and discards for one group of keys.
 
     No worker starts before `members_min` of them are live at once for the first time; after that
-    start line it goes on with however many are live.
+    start line it goes on with however many are live. `version` and `clocks` are those of a run that
+    it goes on with: a worker that has a clock there joins with that one, once.
     """
 
-    def __init__(self, policy: SyncPolicy, *, members_min: int = 1) -> None:
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        *,
+        members_min: int = 1,
+        version: int = 0,
+        clocks: Mapping[int, int] | None = None,
+    ) -> None:
         if members_min < 1:
             raise ValueError(f"members_min must be at least 1, given {members_min}")
         self._policy = policy
         self._members_min = members_min
         self._running = False
-        self._version = 0
+        self._version = version
+        self._earlier = dict(clocks or {})
         self._members: dict[int, Member] = {}
         self._clocks: dict[int, int] = {}
         self._floor = Floor()
@@ -216,7 +225,8 @@ class Synchronizer:
                 )
         for worker in workers:
             self._members[worker] = Member(self._retired.pop(worker, 0))
-            self._clocks[worker] = self._joiner_clock()
+            clock = self._earlier.pop(worker, None)
+            self._clocks[worker] = self._joiner_clock() if clock is None else clock
             self._floor.add(self._clocks[worker])
             self._joining.add(worker)
         self._running = self._running or len(self._members) >= self._members_min

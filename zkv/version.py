@@ -1,3 +1,3 @@
-"""The version of this package."""
+"""The version of this package: what snapshots name, and `zkv --version`."""
 
 VERSION = "0.1.0"

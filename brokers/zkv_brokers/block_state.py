@@ -27,3 +27,12 @@ class BlockState:
     """How many updates each key in the block has had."""
     changed: int = 0
     """The group's version in which some values of it became what they are."""
+    kept: bool = False
+    """Whether its arrays are being written down: an update makes new ones."""
+
+    def part(self) -> None:
+        """Leave master copy and state to who writes them down, if somebody does; go on with
+        copies."""
+        if self.kept:
+            self.master = None if self.master is None else self.master.copy()
+            self.slots, self.kept = tuple(slot.copy() for slot in self.slots), False

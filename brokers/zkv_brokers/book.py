@@ -31,6 +31,10 @@ class Book:
         self.together = Together()
         self._arrived: dict[tuple[int, int], ContributionId] = {}
 
+    def arrival(self, name: ContributionId, number: int, grant: int) -> Arrival:
+        """Return the book of a contribution, begun if this is the first that is heard of it."""
+        return self.arrivals.setdefault(name, Arrival(name, number, grant))
+
     def kept(self) -> list[ContributionId]:
         """Return the contributions that have arrived and wait for their update."""
         return [name for name, arrival in self.arrivals.items() if arrival.arrived]

@@ -23,13 +23,16 @@ from zkv.limits import KEYS_MAX, LIMITS, MEMBERS_MAX, Limits
 from zkv.placements import placement
 from zkv.policy import SyncPolicy
 from zkv.roles import ROLES
+from zkv.snapshot import encode
 from zkv.spans import TURNS, Spans
 from zkv.topology import topology
 from zkv_brokers import router as r
+from zkv_brokers.disk import Disk
 from zkv_brokers.hub import Strike
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
-from zkv_net import about, descriptors, tracing
+from zkv_brokers.signals import Ask, Complete, GiveUp, Written
+from zkv_net import about, descriptors, snapshot_folder, tracing
 from zkv_net import loop as net
 from zkv_net.curve import Curve
 from zkv_net.keys import KeyFolder
@@ -49,6 +52,8 @@ KEYS_EVERY_S = 0.5
 """How often the keys folder is looked at."""
 LAST_WORD_S = 0.3
 """What a peer whose key was revoked has to hear so, before it is cut off."""
+LAST_SNAPSHOT_S = 20.0
+"""How long a broker that was told to end waits for its last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,14 @@ class BrokerConfig:
     block_bytes: int = 0
     placement: str = "by_size"
     topology: str = "servers"
+    snapshot_dir: str = ""
+    """Where snapshots go: a folder or an URL; "": there are none."""
+    snapshot_every: str = ""
+    """How often they are taken by themselves; "": they are not."""
+    restore: str = ""
+    """The snapshot that the run begins from, or a folder, whose newest it is then; "": none."""
+    restore_whole: bool = False
+    """Whether of a folder the newest one is taken of which every byte is right."""
     insecure: bool = False
     keys: str = ""
     """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
@@ -109,9 +122,12 @@ class Broker:
         self._keys_due = 0.0
         self._keys_seen: Any = object()
         self._spans = tracing.recorder(config.trace)
+        self._disk = Disk(self._disk_says)
         self._received_now: list[r.Event] = []
         self._versions = about.versions()
         self._descriptors = descriptors.Watch(log)
+        self._stops_at: float | None = None
+        """When it ends though a snapshot is on its way."""
         self._stopped = asyncio.Event()
 
     def start(self) -> None:
@@ -120,6 +136,7 @@ class Broker:
         Raises:
             ConfigError: an address is in use, not of this machine, or open without `insecure`; or
                 the placement pins keys to a server that there is not.
+            BadSnapshot: there is no snapshot to begin from, or it is not whole.
             ValueError: a codec, a rule or a placement is none.
             OSError: the recording cannot be written.
         """
@@ -168,6 +185,7 @@ class Broker:
         """Make what decides, and its recorder."""
         config = self.config
         placement(topology(config.topology).placement(config.placement)).check(config.servers)
+        url, restored = self._restored()
         router_config = r.RouterConfig(
             address=self.address,
             policy=config.policy,
@@ -190,12 +208,24 @@ class Broker:
             max_keys=config.max_keys,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,
+            snapshot_dir=config.snapshot_dir,
+            snapshot_every=config.snapshot_every,
+            restored=restored,
+            restored_from=url,
         )
         term, instance = net.term_number(), net.broker_instance()
         self.router = r.Router(router_config, term=term, instance=instance)
         if config.record is not None:
             self._recorder = Recorder(config.record)
             self._recorder.broker(router_config, term, instance)
+
+    def _restored(self) -> tuple[str, str]:
+        """Return the folder and the manifest of the snapshot that the run begins from; "": none."""
+        config = self.config
+        if not config.restore:
+            return "", ""
+        url, manifest = snapshot_folder.chosen(config.restore, whole=config.restore_whole)
+        return url, encode(manifest).decode()
 
     def _data_bind(self, bound: str) -> str:
         if self.config.data_bind is not None:
@@ -267,6 +297,14 @@ class Broker:
                     for address, key in keys:
                         self._safety.place(address, key)
                     self._relay.connect(dict(addresses))
+                case Complete():
+                    self._disk.complete(action)
+                case GiveUp():
+                    self._disk.give_up(action)
+
+    def _disk_says(self, event: Written) -> None:
+        self._handle([event])
+        self._end_if_saved()
 
     def _about(self) -> dict[str, Any]:
         """Return what this process says of itself to who asks for the status."""
@@ -284,15 +322,29 @@ class Broker:
             self._descriptors.look(time.monotonic())
             self._look_at_keys()
             self._safety.tick()
+            self._end_if_saved()
             try:
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
             except TimeoutError:
                 continue
 
     def stop(self, why: str = "") -> None:
-        """End `serve`."""
+        """End `serve`, with a last snapshot if there is a folder for it, in bounded time."""
         log.info("stopping %s", why)
-        self._stopped.set()
+        if self._stops_at is not None or self.router is None or not self.router.snapshots.may:
+            self._stopped.set()
+            return
+        self._stops_at = time.monotonic() + LAST_SNAPSHOT_S
+        self._handle([Ask()])
+
+    def _end_if_saved(self) -> None:
+        if self._stops_at is None or self.router is None:
+            return
+        late = time.monotonic() > self._stops_at
+        if late:
+            log.error("the last snapshot was not complete within %g s", LAST_SNAPSHOT_S)
+        if late or not self.router.snapshots.busy:
+            self._stopped.set()
 
     def close(self) -> None:
         """Close all sockets in bounded time, and end the recording and the trace."""
@@ -306,6 +358,7 @@ class Broker:
         if self._relay is not None:
             self._relay.close()
         self._safety.close()
+        self._disk.close()
         self._context.destroy(linger=LINGER_MS)
 
 

@@ -90,6 +90,22 @@ class Catalog:
         self._counts[which] += count
         return first
 
+    def next_numbers(self) -> tuple[int, int, int]:
+        """Return the first numbers that no init, key and block has had."""
+        inits, kids, bids = self._counts
+        return inits, kids, bids
+
+    def take_over(
+        self,
+        sets: Sequence[Mapping[str | int, KeySpec | TableSpec]],
+        numbers: tuple[int, int, int],
+    ) -> None:
+        """These sets of keys exist, and numbers below these were given."""
+        self._counts = [*numbers]
+        for specs in sets:
+            self._specs.update(specs)
+            self._sets.update(dict.fromkeys(specs, frozenset(specs)))
+
     def next_block(self) -> int:
         """Return an unused block number."""
         return self._next(2)

@@ -38,6 +38,14 @@ class RouterConfig:
     streaming: bool = True
     """Send the next version block by block while contributions come in, where the policy lets it be
     known what they will be."""
+    snapshot_dir: str = ""
+    """Where snapshots go, a folder or an URL; "": there are none."""
+    snapshot_every: str = ""
+    """How often they are taken by themselves (text form of `zkv.snapshot.every`); "": not."""
+    restored: str = ""
+    """The manifest (JSON) of the snapshot that the run begins from; "": it begins from nothing."""
+    restored_from: str = ""
+    """The folder that this snapshot is in."""
     data_address: str = ""
     versions_pinned_max: int = 8
     worker_lost_s: float = 10.0

@@ -83,8 +83,17 @@ class Door:
             except ZkvError as error:
                 router.refuse(peer, 0, error)
 
+    def forget_silent(self) -> None:
+        """Forget newcomers that have given up."""
+        router = self._router
+        for peer in router.hub.peers():
+            strange = peer not in router.members.by_peer
+            if strange and router.hub.silent_s(peer) > router.config.worker_lost_s:
+                router.hub.forget(peer)
+                self.forget(peer)
+
     def forget(self, peer: int) -> None:
-        """A newcomer has given up."""
+        """A newcomer is not waited for any more."""
         self._early.pop(peer, None)
         self._contested.pop(peer, None)
 

@@ -9,10 +9,12 @@ from zkv import control as c
 from zkv.entries import Configure, Epoch
 from zkv.errors import Refused, ZkvError
 from zkv.layout import Layout
+from zkv.wire import MODEL
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import Server
 from zkv_brokers.moves import IDLE
 from zkv_brokers.rearranging import by_itself, tried
+from zkv_brokers.signals import ServersChanged
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -34,8 +36,19 @@ class Fleet:
         self._warned = ""
         self.draining: list[int] = []
         """Servers that everything moves away from."""
+        self._addresses: ServersChanged | None = None
         self.retired: set[int] = set()
         """Those of them that own nothing, and were told to go."""
+
+    def changed(self) -> None:
+        """Tell the data port which servers are here."""
+        here = self._router.members.servers.values()
+        self._addresses = ServersChanged(tuple((s.index, s.hello.address) for s in here))
+
+    def actions(self) -> list[ServersChanged]:
+        """Return what the data port has to know now."""
+        addresses, self._addresses = self._addresses, None
+        return [] if addresses is None else [addresses]
 
     def closed(self) -> set[int]:
         """Return the numbers of servers that take no blocks: those that have left, or are to."""
@@ -110,7 +123,8 @@ class Fleet:
             )
         entries += router.log.latest(out.entries, (Configure, Epoch))
         groups = router.groups.by_number
-        versions = [(number, group.version) for number, group in sorted(groups.items())]
+        here = {number: group.version for number, group in groups.items()}
+        versions = sorted({MODEL: router.groups.version, **here}.items())
         term = router.members.term
         for at, entry in enumerate(entries, start=1):
             yield c.Catchup(term, out.index, [entry], versions, at == len(entries))
@@ -118,7 +132,7 @@ class Fleet:
     def _tell(self, out: Decisions) -> None:
         """Tell workers, and the relay, which servers are here."""
         router = self._router
-        router.servers_changed()
+        self.changed()
         here = router.members.servers.values()
         message = c.Servers([c.ServerAt(s.index, s.hello.name, s.hello.address) for s in here])
         for incarnation in router.members.incarnations():

@@ -38,17 +38,18 @@ class Group(Book):
         members_min: int,
         servers: Iterable[int],
         pins: Pins,
+        version: int = 0,
+        clocks: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__()
-        self.group = group
-        self.sync = Synchronizer(policy, members_min=members_min)
+        self.group, self.version = group, version
+        """The version that the log has reached; the synchronizer's may be ahead of it (`Sum`)."""
+        self.sync = Synchronizer(policy, members_min=members_min, version=version, clocks=clocks)
         self.homes = Homes(servers)
         self.rules = Rules()
         self.shortage: Callable[[], str] = str
         self.draws = Draws()
         """The samples that go with the grants; of the model only."""
-        self.version = 0
-        """The version that the log has reached; the synchronizer's may be ahead of it (`Sum`)."""
         self._pins = pins
         self.holdings = Holdings(group, pins)
         self._queue: deque[e.Action] = deque()
@@ -130,15 +131,12 @@ class Group(Book):
 
     # --- contributions -----------------------------------------------------------------------
 
-    def _arrival(self, name: ContributionId, number: int, grant: int) -> Arrival:
-        return self.arrivals.setdefault(name, Arrival(name, number, grant))
-
     def finish(self, said: c.Finish, number: int, out: Decisions) -> None:
         """The worker says that it has sent all of a contribution."""
         if self.is_over(said.contribution.incarnation, said.grant):
             self._settle(said.contribution, -1, CANCELLED, out)
             return
-        arrival = self._arrival(said.contribution, number, said.grant)
+        arrival = self.arrival(said.contribution, number, said.grant)
         arrival.finished, arrival.grant, arrival.weight = True, said.grant, said.weight
         arrival.loss, arrival.nbytes, arrival.placement = said.loss, said.nbytes, said.placement
         if said.behind:
@@ -159,7 +157,7 @@ class Group(Book):
             name.incarnation, grant, index
         ):
             return
-        arrival = self._arrival(name, number, grant)
+        arrival = self.arrival(name, number, grant)
         arrival.held.add(server)
         self._check(arrival, out)
 
@@ -169,7 +167,7 @@ class Group(Book):
         """A server's guard refuses a contribution (rule 9)."""
         if self.is_over(name.incarnation, grant):
             return
-        arrival = self._arrival(name, number, grant)
+        arrival = self.arrival(name, number, grant)
         arrival.void = arrival.void or reason
         self._check(arrival, out)
 

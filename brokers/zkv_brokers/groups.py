@@ -6,7 +6,7 @@ is decided is collected in `Decisions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zkv import control as c
@@ -42,6 +42,8 @@ class Groups:
     """Called with each new group's number, to tell it where contributions go by now."""
     regroups: Callable[[int, Decisions], None] = lambda kid, out: None
     """Called with a key before it leaves its group."""
+    begins_at: Callable[[int], tuple[int, Mapping[int, int]]] = lambda number: (0, {})
+    """Returns the version that a new group (by its number) begins with, and workers' clocks."""
     _cohort: set[int] = field(default_factory=set)
     """Who starts again together after a barrier that has let somebody out."""
     _rested: set[int] = field(default_factory=set)
@@ -58,7 +60,9 @@ class Groups:
     @property
     def version(self) -> int:
         """The model's version."""
-        return self.by_number[MODEL].version if MODEL in self.by_number else 0
+        return (
+            self.by_number[MODEL].version if MODEL in self.by_number else self.begins_at(MODEL)[0]
+        )
 
     def __getitem__(self, number: int) -> Group:
         group = self.by_number.get(number)
@@ -67,12 +71,15 @@ class Groups:
         return group
 
     def _new(self, number: int) -> Group:
+        version, clocks = self.begins_at(number)
         group = self.by_number[number] = Group(
             number,
             self.policy,
             members_min=self.members.expected,
             servers=self.layout.servers_in(number),
             pins=self.pins,
+            version=version,
+            clocks=clocks,
         )
         self.house(number, group.homes)
         group.shortage = self.members.shortage

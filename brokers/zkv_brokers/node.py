@@ -41,6 +41,7 @@ from zkv_brokers.shard import (
     ToBroker,
     ToServer,
 )
+from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
 
 TEXT_MAX = 4000
 """Of a reason that is sent."""
@@ -107,7 +108,8 @@ class Keyed:
     ring: c.Keyring
 
 
-Action = SendControl | Keyed | ToWorker | ToServer | Prepare | Note | Failed | Drained
+Sent = SendControl | ToWorker | ToServer
+Action = Sent | Keyed | Prepare | Write | Load | Note | Failed | Drained
 
 
 class Node:
@@ -185,6 +187,11 @@ class Node:
         self._carry(self.shard.take(FromWorker(message, payload), now))
         out, self._out = self._out, []
         return out
+
+    def disk_says(self, event: Wrote | Loaded, now: float) -> list[Action]:
+        """What was to be written or read is, or cannot be."""
+        self._feed(event, now)
+        return self._flush(now)
 
     def turn_over(self, now: float) -> list[Action]:
         """All data messages of a turn are in: receipts and reports go out."""

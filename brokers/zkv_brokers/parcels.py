@@ -61,6 +61,14 @@ def pack(
     store: Store, bases: Bases, block: BlockSpec, marks: Iterable[tuple[int, Marks]]
 ) -> tuple[int, Array]:
     """Return a block's state as it is now: the bytes of the head, and the stream (flat uint8)."""
+    head, arrays = collected(store, bases, block, marks)
+    return _joined(msgspec.msgpack.encode(head), arrays)
+
+
+def collected(
+    store: Store, bases: Bases, block: BlockSpec, marks: Iterable[tuple[int, Marks]]
+) -> tuple[Head, list[Array]]:
+    """Return what a block's state is, and its arrays themselves, none of them copied."""
     state, view = store.blocks[block.bid], store.views.kept(block.bid)
     arrays = [state.current.values]
     arrays += [] if state.master is None else [state.master]
@@ -84,7 +92,7 @@ def pack(
         held,
         [(who, one.high, sorted(one.above)) for who, one in marks],
     )
-    return _joined(msgspec.msgpack.encode(head), arrays)
+    return head, arrays
 
 
 def _joined(head: bytes, arrays: Sequence[Array]) -> tuple[int, Array]:
@@ -112,15 +120,24 @@ def unpack(head_bytes: int, stream: Array, size: int) -> Unpacked:
             at += _room(nbytes)
         if at != stream.size:
             raise ValueError(f"{stream.size} bytes where {at} are described")
-        rest = iter(arrays)
-        state = BlockState(Pinned(next(rest)), next(rest) if head.master else None, head.rule)
-        state.slots = tuple(next(rest) for _ in range(head.slots))
-        state.counts, state.changed = dict(head.counts), head.changed
-        view = View(head.view, next(rest), head.view) if head.view >= 0 else None
-        pinned = [Pinned(array) for array in rest]
-        bases = {(who, grant): pinned[which] for who, grant, which in head.bases}
+        return assembled(head, arrays)
     except (ValueError, TypeError, StopIteration, IndexError, msgspec.DecodeError) as error:
         raise ProtocolError(f"no state of a block of {size} elements: {error}") from error
+
+
+def assembled(head: Head, arrays: Sequence[Array]) -> Unpacked:
+    """Return the state that has this head and these arrays, which it takes over.
+
+    Raises:
+        StopIteration, IndexError: they are fewer than the head says.
+    """
+    rest = iter(arrays)
+    state = BlockState(Pinned(next(rest)), next(rest) if head.master else None, head.rule)
+    state.slots = tuple([next(rest) for _ in range(head.slots)])
+    state.counts, state.changed = dict(head.counts), head.changed
+    view = View(head.view, next(rest), head.view) if head.view >= 0 else None
+    pinned = [Pinned(array) for array in rest]
+    bases = {(who, grant): pinned[which] for who, grant, which in head.bases}
     marks = {who: Marks(high, set(above)) for who, high, above in head.marks}
     return Unpacked(state, view, bases, marks)
 

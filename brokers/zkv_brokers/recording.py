@@ -21,7 +21,8 @@ from zkv.errors import ProtocolError
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import NodeConfig
 from zkv_brokers.shard import Shard
-from zkv_brokers.signals import Event, Keys, Received, ServerLink
+from zkv_brokers.shard_events import Loaded, Wrote
+from zkv_brokers.signals import Ask, Event, Keys, Received, ServerLink, Written
 
 FORMAT = "zkv recording 1"
 LENGTH_BYTES = 4
@@ -59,12 +60,17 @@ class Recorder:
                     plain.append(("keys", [(o.key, o.name, sorted(o.roles)) for o in holders]))
                 case ServerLink(index, up):
                     plain.append((index, up, None))
+                case Written(number, why):
+                    plain.append((number, why, None, None))
+                case Ask():
+                    plain.append((None,))
                 case _:
                     plain.append(())
         self._write("turn", now, plain)
 
     def heard(self, kind: str, now: float, *what: Any) -> None:
-        """A server's event: "control" (frame), "data" (header, payload), "over", "tick", "stop"."""
+        """A server's event: "control" (frame), "data" (header, payload), "wrote" or "loaded" (see
+        `plain_of`), "over", "tick", "stop"."""
         self._write(kind, now, *what)
 
     def close(self, digest: str) -> None:
@@ -94,6 +100,15 @@ def records(path: Path) -> Iterator[tuple[int, list[Any]]]:
             raise ProtocolError(f"{path}: no record at byte {at}")
         yield at, record
         at += LENGTH_BYTES + size
+
+
+def plain_of(event: Wrote | Loaded) -> tuple[Any, ...]:
+    """Return what a disk has said, as it is recorded, its kind first."""
+    if isinstance(event, Wrote):
+        return "wrote", event.number, event.nbytes, event.sha256, event.why
+    saved = event.saved
+    arrays = {n: (one.dtype.name, one.shape, one.tobytes()) for n, one in saved.arrays.items()}
+    return "loaded", event.term, saved.metadata, arrays, event.why
 
 
 def digest_of(shard: Shard) -> str:

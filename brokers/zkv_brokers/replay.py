@@ -14,11 +14,13 @@ from zkv.data_messages import decode_data
 from zkv.errors import ProtocolError
 from zkv.policy import policy
 from zkv.roles import Holder
+from zkv_brokers import saving
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import Node, NodeConfig
 from zkv_brokers.recording import FORMAT, digest_of, records
 from zkv_brokers.router import Router
-from zkv_brokers.signals import Event, Keys, Received, ServerLink, Tick
+from zkv_brokers.shard_events import Loaded, Wrote
+from zkv_brokers.signals import Ask, Event, Keys, Received, ServerLink, Tick, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,10 @@ def event_of(plain: list[Any]) -> Event:
             return ServerLink(index, up)
         case [route, frame, key]:
             return Received(route, frame, key)
+        case [number, why, None, None]:
+            return Written(number, why)
+        case [None]:
+            return Ask()
     raise ProtocolError(f"no event of a broker: {plain!r}")
 
 
@@ -130,6 +136,13 @@ def _live(node: Node, kind: str, now: float, what: list[Any]) -> None:
             node.turn_over(now)
         case "tick", []:
             node.tick(now)
+        case "wrote", _:
+            node.disk_says(Wrote(*what), now)
+        case "loaded", [term, metadata, arrays, why]:
+            found = {
+                n: np.frombuffer(bits, t).reshape(s).copy() for n, (t, s, bits) in arrays.items()
+            }
+            node.disk_says(Loaded(term, saving.read(found, metadata, "recording"), why), now)
         case "stop", [why]:
             node.stop(why, now)
         case _:

@@ -40,6 +40,8 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
         data_address=router.config.data_address,
         policy=str(router.policy),
         topology=str(router.topology),
+        saves=bool(router.config.snapshot_dir),
+        state=router.restoring.state_of(worker),
     )
 
 
@@ -104,7 +106,7 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
         return
     if worker.incarnation not in router.members.workers:
         return
-    version = model.version if model is not None else 0
+    version = router.groups.version
     rows = message.rows
     out.log(c.Grant(worker.incarnation, PULLS, message.token, version, kids, rows=rows))
     clocks = model.sync.clocks if model is not None else {}
@@ -358,7 +360,7 @@ def status(router: Router) -> dict[str, Any]:
         "staleness": str(router.staleness),
         **coding,
         "failed": router.failed.reason if router.failed is not None else None,
-        "version": model.version if model is not None else 0,
+        "version": router.groups.version,
         "log_entries": len(router.log),
         "data": router.groups.draws.plain(),
         "keys": len(layout.kid_of),
@@ -380,6 +382,7 @@ def status(router: Router) -> dict[str, Any]:
         "topology": meeting.plain(router),
         "moves": {**router.moves.plain(), "draining": router.fleet.draining},
         **_measured(router),
+        "snapshots": router.snapshots.plain(),
         "servers": [
             {
                 "index": server.index,

@@ -36,20 +36,23 @@ from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
 from zkv_brokers.optimizers_in_force import MODEL_DEFAULT, PLAIN_DEFAULT
 from zkv_brokers.rearranging import rearrange
+from zkv_brokers.restoring import Restoring, as_restored
 from zkv_brokers.signals import Action as Action
+from zkv_brokers.signals import Ask, Written
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Keys as Keys
 from zkv_brokers.signals import Received as Received
 from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
+from zkv_brokers.snapshots import Snapshots
 
 
 class Router:
     """The broker's state. `term` must be higher than that of any broker before."""
 
     def __init__(self, config: RouterConfig, *, term: int, instance: int) -> None:
-        self.config = config
+        self.config = config = as_restored(config)
         self.members = Members(term, config.servers, config.workers, workers_min=config.min_workers)
         self.layout = Layout()
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
@@ -71,6 +74,7 @@ class Router:
         self.failed: c.Fatal | None = None
         self.door, self.gatekeeper = Door(self), Gatekeeper(self, config.key)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
+        self.snapshots, self.restoring = Snapshots(self), Restoring(self)
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self.about: dict[str, object] = {}  # What its process says of itself, for `status` alone.
@@ -114,9 +118,13 @@ class Router:
             case ServerLink(index, up):
                 if index in self.members.servers:
                     self.members.servers[index].broken = not up
+            case Ask() | Written():
+                self.snapshots.hear(event)
+        self.restoring.look(out)
         self.moves.look(out)
         self.fleet.look(out)
         meeting.look(self, out)
+        self.snapshots.look(out)
         if self.groups.model is not None:
             self.groups.draws.circulate(self.groups.model, out)
 
@@ -135,9 +143,7 @@ class Router:
             worker = self.members.workers.get(incarnation)
             if worker is not None:
                 self.hub.send(worker.peer, message)
-        actions: list[Action] = [self._addresses] if self._addresses is not None else []
-        self._addresses = None
-        return actions + self.hub.outgoing()
+        return [*self.fleet.actions(), *self.snapshots.actions(), *self.hub.outgoing()]
 
     def refuse(self, peer: int, token: int, error: Exception) -> None:
         """Turn a request down, and say why to both sides."""
@@ -158,7 +164,7 @@ class Router:
                 self.door.knock(peer, message, out)
             case c.ServerHello():
                 if self.fleet.hello(peer, message, out):
-                    self.servers_changed()
+                    self.fleet.changed()
                     self.door.open(out)
             case c.Beat():
                 self.hub.echo(peer, message)
@@ -172,8 +178,12 @@ class Router:
                 number = who.number if isinstance(who, Worker) else -1
                 value = requests.change(self, message, number, out)
                 self.hub.send(peer, c.Reply(message.token, value, out.index))
+            case c.TakeSnapshot(token=token):
+                self.snapshots.ask(peer, token)
             case c.Rearrange(token=token):
                 self.hub.send(peer, c.Reply(token, rearrange(self, message)))
+            case c.Saved() if who is not None:
+                self.snapshots.saved(who, message)
             case _ if isinstance(who, Worker):
                 self._from_worker(who, message, out)
             case _ if isinstance(who, Server):
@@ -238,7 +248,7 @@ class Router:
                 self.gatekeeper.norms.told(message)
                 for name, grant in names:
                     if name.group == SEEDS:
-                        self._seeded(self.catalog.held(name.batch, server.index), out)
+                        self.seeded(self.catalog.held(name.batch, server.index), out)
                     elif (worker := self.members.workers.get(name.incarnation)) is not None:
                         group = self.groups[name.group]
                         group.held(name, worker.number, grant, server.index, message.index, out)
@@ -262,6 +272,8 @@ class Router:
                 server.rows = message.rows
             case c.Traffic(blocks=blocks):
                 self.loads.told(server.index, blocks, self.hub.now)
+            case c.Restored():
+                self.restoring.restored(server, message, out)
             case c.Copied():
                 self.moves.copied(server, message, out)
             case c.Trouble(reason=reason) | c.Bye(reason=reason):
@@ -271,17 +283,17 @@ class Router:
 
     # --- keys --------------------------------------------------------------------------------
 
-    def _seeded(self, done: Pending | None, out: Decisions) -> None:
+    def seeded(self, done: Pending | None, out: Decisions) -> None:
+        """All servers hold the values of these keys: they exist (None: not yet)."""
         if done is None:
             return
         told = self.catalog.complete(done, out.index)
         for incarnation in self.members.incarnations():
             out.tell(incarnation, told)
             out.tell(incarnation, c.Ready(done.init))
-        if done.plain:
-            for entry in done.entries:
-                if entry.spec.same_as is None:
-                    self.groups.make_plain(entry.kid, out, at_birth=True)
+        for kid in {entry.kid: None for entry in done.entries}:
+            if done.plain or self.restoring.is_plain(kid):
+                self.groups.make_plain(kid, out, at_birth=True)
         for incarnation, token in done.waiting:
             mine = incarnation == done.incarnation
             out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))
@@ -376,11 +388,7 @@ class Router:
         self.door.settle(out)
         self._settle_leavers(out)
         self.fleet.tick(out)
-        for peer in self.hub.peers():
-            strange = peer not in self.members.by_peer
-            if strange and self.hub.silent_s(peer) > self.config.worker_lost_s:
-                self.hub.forget(peer)
-                self.door.forget(peer)
+        self.door.forget_silent()
         if now >= self._next_beat:
             self._next_beat = now + self.config.beat_s
             for peer in self.hub.peers():

@@ -128,6 +128,39 @@ class RowStore:
         state = (slot[:count] for slot in self._slots)
         return (self.index.ids, self._values[:count], self._counts[:count], *state)
 
+    def changed(self) -> Array:
+        """Return in which version each row became what it is, in the same order (int64)."""
+        return self._changed[: len(self)]
+
+    def put_back(
+        self,
+        rule: str,
+        ids: Array,
+        values: Array,
+        counts: Array,
+        changed: Array,
+        slots: tuple[Array, ...],
+    ) -> None:
+        """Hold these rows and no others: what `arrays` and `changed` have returned.
+
+        Raises:
+            ValueError: they do not fit together, or the table.
+        """
+        count = ids.size
+        shape = (count, self.spec.dim)
+        if values.shape != shape or values.dtype != self._dtype or ids.dtype != np.uint64:
+            raise ValueError(f"{values.dtype} {values.shape}, where {self._dtype} {shape} fits")
+        lengths = {len(array) for array in (ids, counts, changed, *slots)}
+        if lengths != {count} or np.unique(ids).size != count:
+            raise ValueError(f"{count} row numbers, not each once, and arrays of {lengths}")
+        self.index, self.history, self.rule = RowIndex(), History(), rule
+        self.index.add(ids)
+        room = max(LEAST, count)
+        self._values, self._counts, self._changed = (
+            _grown(array, room) for array in (values, counts, changed)
+        )
+        self._slots = tuple(_grown(slot, room) for slot in slots)
+
     def first(self, ids: Array) -> Array:
         """Return the first values of rows, fresh: (rows, dim)."""
         return self._initial.rows(self._state, ids, self.spec.dim, self.spec.dtype)

@@ -36,12 +36,14 @@ from zkv.limits import LIMITS, Limits
 from zkv.wire import SHARED_BYTES, split_route
 from zkv_brokers import aggregates, dense
 from zkv_brokers.couriers import Couriers
+from zkv_brokers.disk import Disk
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.node import Action, Drained, Failed, Keyed, Node, NodeConfig, Note, SendControl
-from zkv_brokers.recording import Recorder, digest_of
+from zkv_brokers.recording import Recorder, digest_of, plain_of
 from zkv_brokers.senders import Senders, sender
 from zkv_brokers.shard import Prepare, Shard, ToServer
+from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
 from zkv_codecs.plan import Plan
 from zkv_net import descriptors, tracing
 from zkv_net import loop as net
@@ -108,7 +110,7 @@ class Server:
         self._turn, self._descriptors = 0, descriptors.Watch(log)
         self._nearby = Nearby(self._post, self._now, config.shared_bytes)
         self._senders = Senders(self._nearby.gone)
-        self._safety = Safety()
+        self._safety, self._disk = Safety(), Disk(self._disk_says)
         self._couriers = Couriers(
             *(self._context, self._answer, self._hear, self._turn_over), safety=lambda: self._safety
         )
@@ -268,6 +270,10 @@ class Server:
                 self._recorder.heard("data", now, header, content)
             self._carry_out(self.node.worker_says(message, payload, now))
 
+    def _disk_says(self, event: Wrote | Loaded) -> None:
+        if self.node is not None:
+            self._carry_out(self.node.disk_says(event, self._hears(*plain_of(event))))
+
     def _answer(self, route: list[bytes], frames: list[Any]) -> None:
         if self._data is not None:
             self._data.send([*route, *frames])
@@ -311,6 +317,8 @@ class Server:
                     Thread(target=self._prepare, args=(plans,), daemon=True).start()
                 case Note(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
+                case Write() | Load():
+                    self._disk.carry_out(action)
                 case ToServer():
                     self._couriers.send(action)
                 case Drained():
@@ -335,8 +343,8 @@ class Server:
 
     def _post(self, incarnation: int, frames: list[Any]) -> None:
         route = self._senders.routes.get(incarnation)
-        if route is not None and self._data is not None:
-            self._data.send([*route, *frames])
+        if route is not None:
+            self._answer(route, frames)
 
     def _write_spans(self) -> None:
         if self._spans is None or self.node is None:
@@ -378,6 +386,7 @@ class Server:
         if self._recorder is not None and self.node is not None:
             self._recorder.close(digest_of(self.node.shard))
         self._couriers.close()
+        self._disk.close()
         for socket in (self._control, self._data):
             if socket is not None:
                 socket.close(LINGER_MS)

@@ -28,6 +28,7 @@ from zkv_brokers.copies import Copies
 from zkv_brokers.grants import Grants, ToWorker
 from zkv_brokers.guards import Problem, admit, check_values, may_wait
 from zkv_brokers.joints import Joints
+from zkv_brokers.keeping import Keeping
 from zkv_brokers.memory import Memory
 from zkv_brokers.parked import Parked
 from zkv_brokers.shard_events import Action as Action
@@ -38,7 +39,7 @@ from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
-from zkv_brokers.shard_keys import discard, drop, no_block, regroup, status_of
+from zkv_brokers.shard_keys import discard, drop, keep_only, no_block, regroup, status_of
 from zkv_brokers.shortage import spared
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
@@ -71,7 +72,7 @@ class Shard:
         self.joints = Joints(self.layout, self.contributions)
         self.grants = Grants(self.store, window_bytes=window_bytes, priority=priority)
         self.grants.is_handed_on = self.joints.is_handed_on
-        self.copies = Copies(self)
+        self.copies, self.keeping = Copies(self), Keeping(self)
         self.traffic = Traffic()
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
@@ -109,6 +110,8 @@ class Shard:
                     spans=spans,
                     memory=self.store.memory,
                 )
+            case _:
+                self.keeping.hear(event, out)
         return out
 
     def turn_over(self, now: float) -> list[Action]:
@@ -154,6 +157,8 @@ class Shard:
         match entry:
             case c.Mirror() | c.Copy() | c.Move() | c.Unmirror() | c.Retire():
                 out.extend(self.copies.apply(entry))
+            case c.Snapshot() | c.Restore():
+                self.keeping.apply(entry, out)
             case c.Init():
                 self._inits[entry.init] = entry
                 mine = (b.bid for b in entry.blocks if b.server == self.number and b.segments)
@@ -196,18 +201,13 @@ class Shard:
                 if self.store.views.use(down):
                     self.grants.forget_sent()
                 out.append(Prepare((up_of(entry), down)))
-            case c.Epoch(members=members, kept=kept):
-                self.members = set(members)
-                self.contributions.keep_only(self.members, set(kept))
-                self.grants.keep_only(self.members)
-                self.tables.keep_only(self.members)
-                self.commits.bases.keep_only(self.members | {name.incarnation for name in kept})
+            case c.Epoch():
+                keep_only(self, entry)
 
     def _grant(self, entry: c.Grant) -> None:
         self.tables.granted(entry)
-        of = (
-            self.layout.blocks_for(entry.kids) if entry.kids else self.layout.blocks_in(entry.group)
-        )
+        layout, kids = self.layout, entry.kids
+        of = layout.blocks_for(kids) if kids else layout.blocks_in(entry.group)
         blocks = [block for block in of if block.server == self.number]
         if entry.group != MODEL or entry.version <= self.versions.get(MODEL, 0):
             self.grants.add(entry, blocks)

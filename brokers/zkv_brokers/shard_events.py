@@ -8,6 +8,7 @@ from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv_brokers.grants import ToWorker
+from zkv_brokers.saving import Saved
 from zkv_codecs.plan import Plan
 
 
@@ -31,7 +32,27 @@ class Reset:
     """The broker is a new instance, and nothing was granted yet: start from nothing."""
 
 
-Event = FromBroker | FromWorker | Reset
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """This server's part of a snapshot is written; or, with `why`, it could not be."""
+
+    number: int
+    nbytes: int = 0
+    sha256: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What there is of this server's blocks in the snapshot that was asked for in this term; or,
+    with `why`, it cannot be read."""
+
+    term: int
+    saved: Saved
+    why: str = ""
+
+
+Event = FromBroker | FromWorker | Reset | Wrote | Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +81,26 @@ class ToServer:
     relayed: bool = False
 
 
-Action = ToBroker | ToWorker | ToServer | Prepare
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write this into a file of a snapshot, beside the loop, and say `Wrote`."""
+
+    number: int
+    url: str
+    name: str
+    file: str
+    saved: Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read these blocks out of a snapshot's files, beside the loop, and say `Loaded`."""
+
+    term: int
+    url: str
+    name: str
+    checksum: str
+    bids: frozenset[int]
+
+
+Action = ToBroker | ToWorker | ToServer | Prepare | Write | Load

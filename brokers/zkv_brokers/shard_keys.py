@@ -54,6 +54,15 @@ def discard(shard: Shard, entry: c.Discard) -> None:
         shard.commits.bases.release(incarnation, grant)
 
 
+def keep_only(shard: Shard, entry: c.Epoch) -> None:
+    """Others are members now: drop what those that are gone left behind, but for what counts."""
+    shard.members, kept = set(entry.members), set(entry.kept)
+    shard.contributions.keep_only(shard.members, kept)
+    shard.grants.keep_only(shard.members)
+    shard.tables.keep_only(shard.members)
+    shard.commits.bases.keep_only(shard.members | {name.incarnation for name in kept})
+
+
 def status_of(shard: Shard) -> dict[str, object]:
     """Return figures for a status report."""
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zkv.roles import Holder
+from zkv.snapshot import Manifest
 from zkv_brokers.hub import Note, Send, Strike
 
 
@@ -38,7 +39,20 @@ class ServerLink:
     up: bool
 
 
-Event = Received | Tick | ServerLink | Keys
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A snapshot is wanted by whoever runs this broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The manifest of a snapshot is written; or, with `why`, it could not be."""
+
+    number: int
+    why: str = ""
+
+
+Event = Received | Tick | ServerLink | Keys | Ask | Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +64,21 @@ class ServersChanged:
     """Their addresses, and the keys that answer there."""
 
 
-Action = Send | Note | Strike | ServersChanged
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All files of a snapshot are written: write its manifest, with the time, and say `Written`."""
+
+    number: int
+    url: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Remove what was written of a snapshot that will not be."""
+
+    url: str
+    name: str
+
+
+Action = Send | Note | Strike | ServersChanged | Complete | GiveUp

@@ -185,7 +185,9 @@ class Store:
         (1.0 for none).
         """
         runs = list(self.rules.runs(block, shares, version, self.blocks[block.bid]))
-        if self._commit_dense(block, shares, runs, version, scale) is not None:
+        kept = self.blocks[block.bid].kept
+        if self._commit_dense(block, shares, runs, version, scale, fresh=kept) is not None:
+            self.blocks[block.bid].kept = False
             return True
         zeros_stay = all(stays_where_zero(run.rule) for run in runs)
         total = self.aggregate(block, shares, zeros_stay=zeros_stay)
@@ -197,6 +199,7 @@ class Store:
         state.changed = version + 1
         if self._is_kept(state):
             state.current = Pinned(self._regions.copy_of(block, version + 1, state.current.values))
+        state.part()
         values = state.current.values
         factor = scale(self.rules.spec_for(block.segments[0].kid))
         for run in runs:
@@ -211,7 +214,8 @@ class Store:
 
     def _is_kept(self, state: BlockState) -> bool:
         """Return whether somebody still needs a block's values as they are."""
-        return state.current.pins > 0 or self.memory.is_lent(state.current.values)
+        is_lent = self.memory.is_lent
+        return state.kept or state.current.pins > 0 or is_lent(state.current.values)
 
     def _commit_dense(
         self,

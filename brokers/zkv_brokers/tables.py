@@ -64,6 +64,10 @@ class Tables:
                 if self._layout.blocks[bid].server == server:
                     self.parts[bid] = RowStore(entry.spec)
 
+    def begin(self, version: int) -> None:
+        """What is here is of this version of the model."""
+        self._version = version
+
     def held(self) -> tuple[tuple[int, int, int], ...]:
         """Return of each table here its number, how many rows there are, and their bytes."""
         return tuple(

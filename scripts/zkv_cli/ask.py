@@ -24,7 +24,7 @@ from zkv_net.safety import choose, said_insecure
 from zkv_net.sockets import connect, new_socket
 
 TOKEN = 1
-Request = c.Status | c.Change | c.Rearrange
+Request = c.Status | c.Change | c.Rearrange | c.TakeSnapshot
 Heard = TypeVar("Heard")
 
 

@@ -14,7 +14,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zkv.errors import ClusterNotReady, ConfigError
+from zkv import control as c
+from zkv.errors import ClusterNotReady, ConfigError, ZkvError
+from zkv_cli.ask import TOKEN, ask
 from zkv_cli.children import Child, Children, Ended, Event, Line, Signalled
 from zkv_cli.exits import FAILED, MISUSED, SIGNAL_BASE, CommandFailed, say
 from zkv_cli.guard import LIFELINE
@@ -24,6 +26,8 @@ from zkv_net.sockets import is_loopback, join_address, split_address
 START_TIMEOUT_S = 60.0
 SERVER_GRACE_S = 1.5
 BROKER_GRACE_S = 1.5
+LAST_SNAPSHOT_S = 20.0
+"""How long the last snapshot may take."""
 BROKER_AT = re.compile(r"broker at (tcp://\S+)")
 SERVER_IN = re.compile(r"server (\d+) of \d+ is in")
 OWN_WORDS = re.compile(r"zkv \w+: error: ")
@@ -39,6 +43,8 @@ class Cluster:
     address: str
     broker: Child
     servers: list[Child]
+    saves: bool = False
+    """Whether a last snapshot is taken before it ends."""
 
 
 def join_commands(address: str, *, insecure: bool) -> tuple[str, str]:
@@ -97,7 +103,8 @@ def start(
         child.label = f"server {index}"
         servers[index] = child
     assert set(servers.values()) == set(started)
-    return Cluster(address, broker, [servers[index] for index in sorted(servers)])
+    here = [servers[index] for index in sorted(servers)]
+    return Cluster(address, broker, here, bool(settings.broker.snapshot_dir))
 
 
 def _beside(address: str, settings: Settings) -> Section:
@@ -162,10 +169,21 @@ def forward(event: Line) -> None:
 
 
 def stop(children: Children, cluster: Cluster | None) -> None:
-    """End servers, then the broker (which tells the workers of it), in bounded time."""
+    """End servers, then the broker (which tells the workers of it), in bounded time; first take a
+    last snapshot, if there is a folder for it."""
+    if cluster is not None and cluster.saves and not cluster.broker.gone:
+        save(cluster.address)
     if cluster is not None:
         children.stop(cluster.servers, SERVER_GRACE_S)
     children.stop(children.all, BROKER_GRACE_S)
+
+
+def save(address: str) -> None:
+    """Take a last snapshot, in bounded time; say if there is none."""
+    try:
+        ask(address, c.TakeSnapshot(TOKEN), LAST_SNAPSHOT_S)
+    except ZkvError as error:
+        say(f"zkv: no last snapshot was taken: {error}", error=True)
 
 
 def signals_to(events: Events, children: Children) -> None:

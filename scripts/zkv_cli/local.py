@@ -7,8 +7,9 @@ import signal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from zkv.control import TakeSnapshot
 from zkv_cli import cluster as c
-from zkv_cli.ask import ask_status
+from zkv_cli.ask import TOKEN, ask, ask_status
 from zkv_cli.children import Child, Children, Event, wait_for
 from zkv_cli.settings import Settings, load
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from zkv_workers.model import ConnectOptions
 
 DEATH_TIMEOUT_S = 10.0
+OF_BROKER = (
+    *("bind", "servers", "policy", "workers", "optimizer", "staleness", "placement", "topology"),
+    *("snapshot_dir", "snapshot_every", "restore", "worker_lost_s", "server_lost_s", "loop"),
+)
+"""What `local` takes that the broker's settings have under the same name."""
 
 
 class LocalCluster:
@@ -102,6 +108,16 @@ class LocalCluster:
         """Return how the cluster stands, as `zkv status --json` prints it."""
         return ask_status(self.address, timeout_s)
 
+    def snapshot(self, timeout_s: float = 60.0) -> str:
+        """Take a snapshot, as `zkv snapshot` does; return where it is, for `zkv.local(restore=…)`.
+
+        Raises:
+            Refused: the cluster has no `snapshot_dir`, or it could not be written; the text says
+                why.
+        """
+        told = ask(self.address, TakeSnapshot(TOKEN), timeout_s)
+        return f"{told['url']}/{told['name']}"
+
     def logs(self) -> str:
         """Return the last lines that each process said."""
         lines = [f"[{child.label}] {line}" for child in self.processes for line in list(child.tail)]
@@ -138,6 +154,9 @@ def local(
     codec_down: str | Chosen | None = None,
     placement: str | None = None,
     topology: str | None = None,
+    snapshot_dir: str | None = None,
+    snapshot_every: str | None = None,
+    restore: str | None = None,
     bind: str = "tcp://127.0.0.1:0",
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
@@ -158,6 +177,9 @@ def local(
         codec_down: how parameters are compressed on their way to workers, such as "int8".
         placement: which server a block goes to, such as "by_hash"; None: by size.
         topology: how gradients come together, such as "ring"; None: each goes to the servers.
+        snapshot_dir: where snapshots go, and one at the end: a folder or an URL; None: nowhere.
+        snapshot_every: how often one is taken, such as "300s" or "1000updates"; None: when asked.
+        restore: the snapshot to begin from, or a folder, whose newest it is then.
         optimizer: what the servers do with gradients, such as "sgd:lr=0.1"; None: the default.
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
@@ -167,20 +189,11 @@ def local(
     Raises:
         ConfigError: a setting is wrong; all mistakes are named.
     """
-    flags = {
-        ("broker", "bind"): bind,
-        ("broker", "servers"): servers,
-        ("broker", "policy"): policy,
-        ("broker", "workers"): workers,
-        ("broker", "optimizer"): optimizer,
-        ("broker", "staleness"): staleness,
-        ("broker", "codec"): None if codec is None else str(codec),
-        ("broker", "codec_down"): None if codec_down is None else str(codec_down),
-        ("broker", "placement"): placement,
-        ("broker", "topology"): topology,
-        ("broker", "worker_lost_s"): worker_lost_s,
-        ("broker", "server_lost_s"): server_lost_s,
-        ("broker", "loop"): loop,
+    given = dict(locals())
+    flags: dict[tuple[str, str], Any] = {("broker", name): given[name] for name in OF_BROKER}
+    for name, chosen in (("codec", codec), ("codec_down", codec_down)):
+        flags["broker", name] = None if chosen is None else str(chosen)
+    flags |= {
         ("server", "loop"): loop,
         ("server", "budget"): budget,
         ("log", "level"): log_level,

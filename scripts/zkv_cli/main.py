@@ -3,9 +3,8 @@ that does the work, imported only then, so that `zkv --help` answers at once."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,10 +14,12 @@ from zkv_cli.advise import advise
 from zkv_cli.bench import bench
 from zkv_cli.exits import EPILOG, reporting
 from zkv_cli.keys import app as keys_app
+from zkv_cli.loading import Json, Timeout, broker_asked, broker_named, load
 from zkv_cli.plan_placement import placement
 from zkv_cli.plan_topology import topology
 from zkv_cli.replay import replay
 from zkv_cli.simulate import simulate
+from zkv_cli.snapshot import app as snapshot
 from zkv_cli.trace import app as trace
 
 app = typer.Typer(
@@ -36,46 +37,8 @@ plan.app.command()(advise)
 app.add_typer(plan.app)
 app.add_typer(trace)
 app.add_typer(keys_app)
+app.add_typer(snapshot)
 app.command()(replay)
-
-
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="How long to wait for an answer, in seconds.")
-]
-
-
-def _load(flags: o.Flags, config: Path | None) -> Any:
-    from zkv_cli import logs, settings
-
-    loaded = settings.load(flags, config)
-    logs.set_up(loaded.log.format, loaded.log.level)
-    # Whatever this command starts finds them there, as a worker's own program does.
-    if loaded.join.keys_folder:
-        os.environ["ZKV_KEYS"] = os.path.abspath(loaded.join.keys_folder)
-    if loaded.join.insecure or loaded.broker.insecure:
-        os.environ["ZKV_INSECURE"] = "1"
-    return loaded
-
-
-def _broker_named(settings: Any) -> str:
-    from zkv.errors import ConfigError
-
-    if settings.join.broker is None:
-        raise ConfigError(
-            "no broker is named: give --broker tcp://HOST:PORT, set ZKV_BROKER, "
-            "or write broker under [join] of zkv.toml"
-        )
-    return str(settings.join.broker)
-
-
-def _broker_asked(settings: Any) -> str:
-    """The broker named, else the one that `zkv up` starts here with the same settings."""
-    from zkv_net.sockets import join_address, split_address
-
-    host, port = split_address(settings.broker.bind)
-    if settings.join.broker is not None or port in ("0", "*"):
-        return _broker_named(settings)
-    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 def _version(wanted: bool) -> None:
@@ -102,7 +65,7 @@ def _main(
 @o.sets(
     broker=(
         *(o.BROKER_BIND, o.DATA_BIND, o.ADVERTISE, o.SERVERS, o.WORKERS, *o.TRAINING),
-        *(o.RECORD, o.INSECURE, *o.LOST, *o.LIMITS, *o.DATA_SOCKETS, o.LOOP),
+        *(*o.SNAPSHOTS, o.RECORD, o.INSECURE, *o.LOST, *o.LIMITS, *o.DATA_SOCKETS, o.LOOP),
     ),
     join=(o.KEYS,),
     log=o.LOG,
@@ -110,7 +73,7 @@ def _main(
 def broker(flags: o.Flags, config: o.Config = None) -> None:
     """Run a broker: it lets members in, and decides when contributions become an update."""
     with reporting("broker"):
-        settings = _load(flags, config)
+        settings = load(flags, config)
         from zkv_cli.roles import run_broker
 
         raise SystemExit(run_broker(settings))
@@ -118,8 +81,8 @@ def broker(flags: o.Flags, config: o.Config = None) -> None:
 
 def _serve(command: str, flags: o.Flags, config: Path | None, *, joins: bool) -> None:
     with reporting(command):
-        settings = _load(flags, config)
-        address = _broker_named(settings)
+        settings = load(flags, config)
+        address = broker_named(settings)
         from zkv_cli.roles import run_server
 
         raise SystemExit(run_server(settings, address, joins=joins))
@@ -150,7 +113,6 @@ Wait = Annotated[
     float, typer.Option("--wait", min=0.0, help="How long to wait for the moves, in seconds.")
 ]
 Dry = Annotated[bool, typer.Option("--dry-run", help="Say what would move, and move nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @server_app.command(name="drain")
@@ -166,7 +128,7 @@ def server_drain(
 ) -> None:
     """Move all that a server holds to the others while workers train; then it ends, with 0."""
     with reporting("server drain"):
-        address = _broker_asked(_load(flags, config))
+        address = broker_asked(load(flags, config))
         from zkv_cli import moves
 
         asked = moves.request("drain", server, dry=dry_run)
@@ -196,7 +158,7 @@ def rebalance(
     bit.
     """
     with reporting("rebalance"):
-        address = _broker_asked(_load(flags, config))
+        address = broker_asked(load(flags, config))
         from zkv_cli import moves
 
         for asked in moves.requests(keys or [], dry=dry_run):
@@ -213,7 +175,7 @@ def rebalance(
 @app.command()
 @o.sets(
     broker=(
-        *(o.SERVERS, *o.TRAINING, o.RECORD, o.WORKERS, o.BROKER_BIND, o.ADVERTISE),
+        *(o.SERVERS, *o.TRAINING, *o.SNAPSHOTS, o.RECORD, o.WORKERS, o.BROKER_BIND, o.ADVERTISE),
         *(o.INSECURE, *o.LOST, *o.LIMITS, *o.DATA_SOCKETS, o.LOOP),
     ),
     server=(o.BUDGET, o.SHARED, *o.PORT_LIMITS, *o.DATA_SOCKETS, o.LOOP),
@@ -223,7 +185,7 @@ def rebalance(
 def up(flags: o.Flags, config: o.Config = None) -> None:
     """Run a broker and its servers on this machine, until Ctrl-C, and print how to join them."""
     with reporting("up"):
-        settings = _load(flags, config)
+        settings = load(flags, config)
         from zkv_cli.launch import run_up
 
         raise SystemExit(run_up(settings))
@@ -244,7 +206,7 @@ def run(
 ) -> None:
     """Run workers, and a broker with servers for them unless a broker is named."""
     with reporting("run"):
-        settings = _load(flags, config)
+        settings = load(flags, config)
         from zkv_cli.launch import Job, run_job
 
         all_ = world or first_rank + count
@@ -262,7 +224,7 @@ def status(
 ) -> None:
     """Say how a cluster stands: policy, version, servers, workers and what each waits for."""
     with reporting("status"):
-        address = _broker_asked(_load(flags, config))
+        address = broker_asked(load(flags, config))
         from zkv_cli.ask import ask_status
         from zkv_cli.tables import as_text
 
@@ -284,7 +246,7 @@ def doctor(flags: o.Flags, as_json: Json = False, config: o.Config = None) -> No
     this machine. It changes nothing and joins nothing. Exit code 1 if a check has failed.
     """
     with reporting("doctor"):
-        address = _broker_asked(_load(flags, config))
+        address = broker_asked(load(flags, config))
         from zkv_cli.doctor import run as examine
 
         raise SystemExit(0 if examine(address, as_json=as_json) else 1)
@@ -306,7 +268,7 @@ def set_(
         from zkv_cli.settings import live_changes
 
         pairs = live_changes(changes)
-        address = _broker_asked(_load(flags, config))
+        address = broker_asked(load(flags, config))
         for name, value in pairs:
             version = ask_change(address, name, value, timeout)
             typer.echo(f"{name}={value} from version {version} on")
@@ -327,7 +289,7 @@ def export(
     The file is complete or not there: it is renamed once it is written.
     """
     with reporting("export"):
-        address = _broker_asked(_load(flags, config))
+        address = broker_asked(load(flags, config))
         from zkv_cli.export import write_model
 
         version, keys, size = write_model(address, file, timeout)

@@ -246,6 +246,33 @@ LIMITS = (
     Setting("max_keys", int, ("--max-keys",), "Keys and tables in all (default: 1000000)."),
 )
 """What a broker bears of whoever is let in."""
+SNAPSHOTS = (
+    Setting(
+        "snapshot_dir",
+        str,
+        ("--snapshot-dir",),
+        "Where snapshots go, and one at the end: a folder that all servers share, or an URL such "
+        "as s3://bucket/run.",
+    ),
+    Setting(
+        "snapshot_every",
+        str,
+        ("--snapshot-every",),
+        "How often one is taken: 300s, 5min, 1000updates, ... (default: when asked for).",
+    ),
+    Setting(
+        "restore",
+        str,
+        ("--restore",),
+        "Begin from this snapshot, or from the newest one in this folder.",
+    ),
+    Setting(
+        "restore_whole",
+        bool,
+        ("--restore-whole",),
+        "Read all files first, and begin from the newest snapshot of which every byte is right.",
+    ),
+)
 
 LOST = (
     Setting(
@@ -318,7 +345,10 @@ RUN = (
 JOB: dict[str, Sequence[Setting]] = {
     "join": (JOIN_OR_START, KEYS, INSECURE),
     "run": (*RUN, *DATA_SOCKETS),
-    "broker": (SERVERS, *TRAINING, RECORD, BROKER_BIND, ADVERTISE, INSECURE, *DATA_SOCKETS),
+    "broker": (
+        *(SERVERS, *TRAINING, *SNAPSHOTS, RECORD, BROKER_BIND, ADVERTISE),
+        *(INSECURE, *DATA_SOCKETS),
+    ),
     "server": DATA_SOCKETS,
     "log": LOG,
 }

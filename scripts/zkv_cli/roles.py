@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zkv.errors import ZkvError
+from zkv.errors import ConfigError, ZkvError
 from zkv.limits import Limits
 from zkv.policy import policy
 from zkv_cli.cluster import join_commands
@@ -21,6 +21,7 @@ from zkv_net import descriptors, tracing
 from zkv_net import loop as net
 from zkv_net.safety import warn_open
 from zkv_net.sockets import is_loopback, split_address
+from zkv_net.storage import absolute, folder
 
 if TYPE_CHECKING:
     from zkv_brokers.broker import BrokerConfig
@@ -42,6 +43,10 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
     """Return what the broker's driver takes."""
     from zkv_brokers.broker import BrokerConfig
 
+    if section.snapshot_dir:
+        folder(section.snapshot_dir)  # What it needs is said before anybody trains.
+    elif section.snapshot_every:
+        raise ConfigError("--snapshot-every: snapshots go somewhere: give --snapshot-dir too")
     return BrokerConfig(
         policy=policy(section.policy),
         bind=section.bind,
@@ -58,6 +63,11 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         block_bytes=section.block_bytes,
         placement=section.placement,
         topology=section.topology,
+        # Servers are told of it, and may have been started elsewhere.
+        snapshot_dir=absolute(section.snapshot_dir),
+        snapshot_every=section.snapshot_every,
+        restore=absolute(section.restore),
+        restore_whole=section.restore_whole,
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,

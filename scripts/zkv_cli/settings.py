@@ -37,6 +37,7 @@ from zkv.placement import BLOCK_BYTES_LEAST
 from zkv.placements import placement
 from zkv.policy import policy
 from zkv.sizes import size as size
+from zkv.snapshot import every
 from zkv.staleness import staleness
 from zkv.topology import topology
 from zkv.wire import IO_THREADS_MAX, PAYLOAD_BYTES_MAX, SHARED_BYTES, SOCKET_BYTES_MAX
@@ -180,6 +181,10 @@ class BrokerSection(Section):
     block_bytes: Annotated[int, BeforeValidator(size), AfterValidator(_blocks)] = 0
     placement: Annotated[str, AfterValidator(_placement)] = "by_size"
     topology: Annotated[str, AfterValidator(_topology)] = "servers"
+    snapshot_dir: str = ""
+    snapshot_every: Annotated[str, AfterValidator(lambda text: str(every(text)))] = ""
+    restore: str = ""
+    restore_whole: bool = False
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0

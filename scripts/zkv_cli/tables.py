@@ -31,6 +31,7 @@ def as_text(status: Mapping[str, Any]) -> str:
         lines.append("codecs     " + ", ".join(f"{text} {way}" for way, text in codecs))
     if status["codec_chosen"]:
         lines.append(f"           now {status['codec_chosen']}: {status['codec_why']}")
+    lines += _snapshots(status.get("snapshots"))
     if status["failed"]:
         lines.append(f"FAILED     {status['failed']}")
     if status["waiting"]:
@@ -66,6 +67,26 @@ def _placement(status: Mapping[str, Any]) -> list[str]:
     lines += _moves(status.get("moves"))
     apart = [f"{group} {count}" for group, count in fan_out["together"].items()]
     return [*lines, *(["           together: " + ", ".join(apart)] if apart else [])]
+
+
+def _snapshots(snapshots: Mapping[str, Any] | None) -> list[str]:
+    """Return when the last snapshot was taken, and what went wrong since."""
+    if not snapshots or not snapshots["dir"]:
+        return []
+    last, words = snapshots["last"], [f"in {snapshots['dir']}"]
+    if last is not None:
+        size = bytes_text(last["bytes"])
+        words.append(f"the last of version {last['version']}, {size}, {last['ago_s']:.0f} s ago")
+    else:
+        words.append("none was taken yet")
+    words += [f"every {snapshots['every']}"] if snapshots["every"] else []
+    words += [f"waiting: {snapshots['waits_for']}"] if snapshots["waits_for"] else []
+    if snapshots["taking"]:
+        waits = ", ".join(f"server {index}" for index in snapshots["missing"])
+        words.append(f"one is being written{' by ' if waits else ''}{waits}")
+    failed = snapshots["failed"]
+    more = [f"           THE LAST TRY FAILED: {failed}"] if failed else []
+    return ["snapshots  " + "; ".join(words), *more]
 
 
 def _topology(topology: Mapping[str, Any]) -> list[str]:

@@ -18,8 +18,8 @@ from zkv.errors import ConfigError
 from zkv_cli.cluster import command_line
 from zkv_cli.export import key_of, name_of
 from zkv_cli.launch import Job, environment, for_job, patience, told
+from zkv_cli.loading import broker_asked
 from zkv_cli.logs import JsonFormatter
-from zkv_cli.main import _broker_asked
 from zkv_cli.roles import broker_config, server_config
 from zkv_cli.settings import live_changes, load, seconds, size
 from zkv_cli.tables import table
@@ -129,11 +129,11 @@ def test_the_address_variable_is_no_section(monkeypatch):
     ],
 )
 def test_who_is_asked_by_default_is_this_machines_broker(bind, address):
-    assert _broker_asked(load({("broker", "bind"): bind})) == address
+    assert broker_asked(load({("broker", "bind"): bind})) == address
     named = {("broker", "bind"): bind, ("join", "broker"): "tcp://10.0.0.9:1"}
-    assert _broker_asked(load(named)) == "tcp://10.0.0.9:1"
+    assert broker_asked(load(named)) == "tcp://10.0.0.9:1"
     with pytest.raises(ConfigError, match="no broker is named"):
-        _broker_asked(load({("broker", "bind"): "tcp://127.0.0.1:0"}))
+        broker_asked(load({("broker", "bind"): "tcp://127.0.0.1:0"}))
 
 
 def test_three_mistakes_in_a_file_are_three_lines_with_their_places():

@@ -8,31 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from single_blocks import layout, spec
+from single_blocks import SIZE, trained
 
 from zkv.errors import ProtocolError
 from zkv.marks import Marks
 from zkv_brokers import parcels
 from zkv_brokers.bases import Bases
-from zkv_brokers.store import BlockState, Pinned, Store
-from zkv_codecs.deltas import View
-
-SIZE = 600
-
-
-def store_of(dtype: str = "float32", slots: int = 2, *, view: bool = True) -> Store:
-    """A store with one block in the middle of a training."""
-    made = layout(spec("a", SIZE, dtype))
-    store, chance = Store(made), np.random.default_rng(1)
-    values = (chance.standard_normal(SIZE) * 50).astype("float16" if dtype == "float16" else dtype)
-    state = store.blocks[0] = BlockState(Pinned(values), None, "adam")
-    state.slots = tuple(chance.standard_normal(SIZE).astype("float32") for _ in range(slots))
-    state.counts, state.changed = {0: 7}, 5
-    if dtype == "float16":
-        state.master = values.astype("float32")
-    if view:
-        store.views.adopt(0, View(9, chance.standard_normal(SIZE).astype("float32"), 3))
-    return store
+from zkv_brokers.store import Pinned, Store
 
 
 def packed(store: Store, bases: Bases | None = None, marks: Any = ()) -> tuple[int, Any]:
@@ -43,7 +25,7 @@ def packed(store: Store, bases: Bases | None = None, marks: Any = ()) -> tuple[i
 @pytest.mark.parametrize("slots", [0, 2])
 @pytest.mark.parametrize("view", [False, True])
 def test_a_state_comes_out_as_it_went_in(dtype: str, slots: int, view: bool) -> None:
-    store = store_of(dtype, slots, view=view)
+    store = trained(dtype, slots, view=view)
     bases, old = Bases(), Pinned(np.ones(SIZE, store.blocks[0].current.values.dtype))
     bases.add(11, 3, {0: old})
     bases.add(12, 4, {0: old})
@@ -91,7 +73,7 @@ def test_a_large_state_travels_in_parts_that_make_the_whole() -> None:
 def test_what_is_no_state_is_refused_or_is_one_of_the_right_size(
     cut: int, extra: bytes, at: int, bit: int
 ) -> None:
-    head, stream = packed(store_of())
+    head, stream = packed(trained())
     broken = np.concatenate([stream[: stream.size - cut], np.frombuffer(extra, np.uint8)])
     broken[at] ^= 1 << bit
     try:

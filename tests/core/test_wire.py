@@ -447,6 +447,8 @@ GOLDEN_ENTRIES: list[c.Entry] = [
     c.Move(5, [(0, 1)]),
     c.Unmirror(5, [(0, 1)]),
     c.Retire(0),
+    c.Snapshot(3, "s3://bucket/run", "zkv-0000000000000001-00000003"),
+    c.Restore("/shared/run", "zkv-0000000000000001-00000003", "00" * 32, [(0, 41)]),
 ]
 GOLDEN_CONTROL: list[c.Message] = [
     c.Log(1, 5, GOLDEN_ENTRIES),
@@ -471,6 +473,11 @@ GOLDEN_CONTROL: list[c.Message] = [
     c.Finish(NAME, 4, 32.0, 0.5, 4096),
     c.Finish(NAME, 4, 32.0, 0.5, 4096, None, 0, 3),
     c.Followed(3, [(0, 4)]),
+    c.TakeSnapshot(8),
+    c.SaveState(3, "/shared/run", "zkv-0000000000000001-00000003", 41),
+    c.Saved(3, 4096, "00" * 32),
+    c.Saved(3, why="No space left on device"),
+    c.Restored(),
     c.Rearrange(7, "drain", "s0"),
     c.Rearrange(7, "move", "1", ("w*", 7), True),
     c.Copied(4, [0]),

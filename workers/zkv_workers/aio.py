@@ -30,12 +30,13 @@ from zkv_workers.outgoing import VALUES_BYTES_MAX, Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
+from zkv_workers.state_faces import KeepsState, restore
 from zkv_workers.table_faces import AsyncTables
 
 log = logging.getLogger("zkv.worker")
 
 
-class AsyncWorker(AsyncTables):
+class AsyncWorker(AsyncTables, KeepsState):
     """A member of a cluster, for asyncio. Made by `zkv.aio.connect`; use it with `async with`."""
 
     def __init__(self, config: SessionConfig, route: str) -> None:
@@ -83,6 +84,7 @@ class AsyncWorker(AsyncTables):
         try:
             self._member = await self._made.call(s.Join)
             faces.prepare(self._encoder, self._made, self._member)
+            await asyncio.to_thread(restore, self._encoder, self._made)
             figures.before_sigterm(self._config, self._member, self._made, self._ledger)
         except BaseException:
             self._made.close()
@@ -233,6 +235,7 @@ class AsyncWorker(AsyncTables):
 
     async def barrier(self) -> None:
         """Wait until every worker is here and all that was finished before has arrived."""
+        self._encoder.keeper.rest()
         await self._ask(s.Barrier)
 
     async def set(self, **settings: Any) -> dict[str, Any]:
@@ -262,6 +265,7 @@ class AsyncWorker(AsyncTables):
             return
         with contextlib.suppress(WaitTimeout):
             await self._drained()
+        await asyncio.to_thread(self._encoder.keeper.finish)
         if (report := faces.last_accounts(self._encoder, self._made)) is not None:
             self._made.feed(report)
         future = self._made.call(s.Leave)

@@ -263,6 +263,7 @@ class AnyBatch(BatchValues):
             self._outlet.pipeline.drain()
             faces.use_codecs(self._encoder, self._ledger, grant)
         self._encoder.begin()
+        self._encoder.keeper.begun(grant)
         if self._state is not None:
             self._running.remove(self._state.number)
         self._state = self._running.add(

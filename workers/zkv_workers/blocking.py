@@ -31,13 +31,14 @@ from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
+from zkv_workers.state_faces import KeepsState, restore
 from zkv_workers.table_faces import BlockingTables
 from zkv_workers.waiting import Pushed, answer_of, copy_result
 
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Worker(BlockingTables):
+class Worker(BlockingTables, KeepsState):
     """A member of a cluster, for blocking code. Made by `zkv.connect`; use it as a context manager.
 
     Calls may come from any one thread at a time. It does not survive a fork.
@@ -62,6 +63,7 @@ class Worker(BlockingTables):
             self._driver: Driver = self._on_loop(lambda: self._make_driver(route))
             self._member: s.Membership = self._call(s.Join)
             faces.prepare(self._encoder, self._driver, self._member)
+            restore(self._encoder, self._driver)
             figures.before_sigterm(config, self._member, self._driver, self._ledger)
         except BaseException:
             self._left = True
@@ -301,6 +303,7 @@ class Worker(BlockingTables):
 
     def barrier(self) -> None:
         """Wait until every worker is here and all that was finished before has arrived."""
+        self._encoder.keeper.rest()
         self._call(s.Barrier)
 
     def set(self, **settings: Any) -> dict[str, Any]:
@@ -329,6 +332,7 @@ class Worker(BlockingTables):
         if self._left or os.getpid() != self._pid:
             return
         self._outlet.pipeline.wait()
+        self._encoder.keeper.finish()
         if (report := faces.last_accounts(self._encoder, self._driver)) is not None:
             self._feed(report)
         future = self._start(s.Leave)

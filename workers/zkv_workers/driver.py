@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from zkv.control import SaveState
 from zkv.data_messages import (
     Ack,
     Block,
@@ -75,6 +76,7 @@ class Driver:
         config = dataclasses.replace(config, measures=far, near=not far)
         self.session = Session(config, instance=net.instance_number())
         self.cancelled: Callable[[int], None] = lambda batch: None
+        self.saving: Callable[[SaveState], None] = lambda message: None
         self._route = route
         self._sends = None if spans is None else tracing.Sends(spans)
         self._loop = asyncio.get_running_loop()
@@ -225,6 +227,8 @@ class Driver:
                         future.set_exception(error)
                 case s.CancelBatch(batch):
                     self.cancelled(batch)
+                case s.SaveState(message):
+                    self.saving(message)
                 case s.Narrate(level, text):
                     log.log(logging.getLevelName(level.upper()), "%s", text)
                 case s.Broken(error):

@@ -31,6 +31,7 @@ from zkv_workers import devices
 from zkv_workers.accounts import Accounts
 from zkv_workers.buffers import Buffers
 from zkv_workers.choosing import Chooser, Traffic, Unit
+from zkv_workers.keeper import Keeper
 from zkv_workers.memories import Memories, Step
 
 LONG = 2**16
@@ -65,6 +66,7 @@ class Encoder:
     backend: Backend = field(default_factory=fastest)
     memories: Memories = field(default_factory=Memories)
     accounts: Accounts = field(init=False)
+    keeper: Keeper = field(init=False)
     text: str = "none"
     """Of the plan in use."""
     down: str = "none"
@@ -86,6 +88,7 @@ class Encoder:
 
     def __post_init__(self) -> None:
         self.accounts = Accounts(self.memories)
+        self.keeper = Keeper(self.memories)
 
     def uses(self, text: str, down: str = "none", chosen: str = "") -> bool:
         """Whether `use` would change nothing."""

@@ -30,12 +30,15 @@ class Meeting:
         self.member = message
         return [s.Connect(_addresses(message.servers), message.data_address), *self.greet()]
 
-    def hear(self, message: c.Servers | c.Keyring) -> list[s.Output]:
-        """Servers have come or gone: greet those that are here. Or keys are known."""
+    def told(self, message: c.Servers | c.Keyring | c.SaveState) -> list[s.Output]:
+        """Servers have come or gone: greet those that are here. Or keys are known, or a snapshot is
+        taken."""
         if isinstance(message, c.Keyring):
             return [s.Keyed(message)]
         if self.member is None:
             return []
+        if isinstance(message, c.SaveState):
+            return [s.SaveState(message)]
         self.member = structs.replace(self.member, servers=message.servers)
         data_address = self.member.data_address
         return [s.Connect(_addresses(message.servers), data_address, False), *self.greet()]

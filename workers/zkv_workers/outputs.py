@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from zkv import control as c
 from zkv import data_messages as d
 from zkv.control import Keyring
 from zkv.dtypes import Array
@@ -88,6 +89,14 @@ class CancelBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveState:
+    """The broker takes a snapshot: write down what batches were begun with, and `Say` what came of
+    it."""
+
+    message: c.SaveState
+
+
+@dataclass(frozen=True, slots=True)
 class Narrate:
     """Say this to the user; `level` is a logging level's name."""
 
@@ -113,6 +122,7 @@ Output = (
     | Answer
     | Fail
     | CancelBatch
+    | SaveState
     | Narrate
     | Broken
 )

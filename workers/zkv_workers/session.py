@@ -11,7 +11,6 @@ from zkv import control as c
 from zkv import data_messages as d
 from zkv import errors
 from zkv.alignment import RoundTrips
-from zkv.control import encode_packet
 from zkv.dtypes import Array
 from zkv.layout import Layout
 from zkv.link import Link
@@ -100,7 +99,7 @@ class Session:
         """Return what all inputs of a turn of the loop led to; receipts go out once for all."""
         self.aside.look()
         self._out += self.incoming.receipts(now)
-        self._out += [s.SendControl(encode_packet(packet)) for packet in self._link.outgoing(now)]
+        self._out += [s.SendControl(c.encode_packet(packet)) for packet in self._link.outgoing(now)]
         self._out += [*self.together.ready(now), *self.uploads.ready(now)]
         out, self._out = self._out, []
         return out
@@ -135,6 +134,8 @@ class Session:
                 self.made.withdraw(batch)
             case s.Report(accounts, spent):
                 self._link.send(c.Accounts(accounts, spent))
+            case s.Say(message):
+                self._link.send(message)
             case s.Want() | s.Forget():
                 self.incoming.note(event, self.now)
             case s.AskRows() | s.PushRows() | s.ReleaseRows():
@@ -279,8 +280,8 @@ class Session:
             case c.Follow(index=index):
                 self.made.index = max(self.made.index, index)
                 self._link.send(self.uploads.places.follow(message))
-            case c.Servers() | c.Keyring():
-                self._out += self._meeting.hear(message)
+            case c.Servers() | c.Keyring() | c.SaveState():
+                self._out += self._meeting.told(message)
             case c.Granted():
                 self.together.granted(message)
                 self.incoming.granted(message, self.now)

@@ -27,6 +27,7 @@ from zkv_workers.outputs import Keyed as Keyed
 from zkv_workers.outputs import Listen as Listen
 from zkv_workers.outputs import Narrate as Narrate
 from zkv_workers.outputs import Output as Output
+from zkv_workers.outputs import SaveState as SaveState
 from zkv_workers.outputs import SendControl as SendControl
 from zkv_workers.outputs import SendData as SendData
 from zkv_workers.outputs import SendPeer as SendPeer
@@ -165,6 +166,13 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Say:
+    """Tell the broker this."""
+
+    message: c.Saved
+
+
+@dataclass(frozen=True, slots=True)
 class Withdraw:
     """The batch was left by an exception: nothing of it counts, its grant stays."""
 
@@ -268,7 +276,7 @@ class FromPeer:
 Calls = Join | Initialise | EndSeeds | UsePool | Begin | Await | Room | Finish | PushPlain | Pull
 OfBatches = Want | Forget | SendBlock | Withdraw
 FromOutside = FromBroker | FromServer | Listening | FromPeer | Tick
-Rest = Seed | Report | Barrier | Leave | Ask | GiveUp
+Rest = Seed | Report | Say | Barrier | Leave | Ask | GiveUp
 Input = Calls | OfBatches | FromOutside | Rest | RowInput
 
 

@@ -1,0 +1,49 @@
+"""What users keep in snapshots, in both faces of a worker."""
+
+from __future__ import annotations
+
+from zkv_workers import signals as s
+from zkv_workers.driver import Driver
+from zkv_workers.encoding import Encoder
+from zkv_workers.keeper import checked_blob
+
+
+class KeepsState:
+    """A part of the faces' classes."""
+
+    _encoder: Encoder
+
+    def save_state(self, blob: bytes) -> None:
+        """Keep these bytes in snapshots: the state of your random numbers, say, as it is when the
+        next batch begins.
+
+        A snapshot has what was kept when this worker began its first batch of the snapshot's
+        version. Not pickled, not looked at; of the broker's folder, not of messages.
+
+        Raises:
+            TypeError, ValueError: no bytes, or more than 1 GiB.
+        """
+        self._encoder.keeper.blob = checked_blob(blob)
+
+    def load_state(self) -> bytes | None:
+        """Return what `save_state` has kept in the snapshot that this run has begun from.
+
+        None: the run began from nothing, nothing was kept, or it was lost, which a warning in the
+        log says.
+        """
+        return self._encoder.keeper.found
+
+
+def restore(encoder: Encoder, driver: Driver) -> None:
+    """Go on from this worker's state in the snapshot that the run begins from, if there is one.
+
+    Raises:
+        BadSnapshot: it cannot be read, or is not as it was written.
+    """
+    keeper, welcome = encoder.keeper, driver.session.member
+    if welcome is not None:
+        keeper.number, keeper.keeps = welcome.number, welcome.saves
+        keeper.tell = lambda said: driver.beside(driver.feed, s.Say(said))
+        keeper.inside = lambda: driver.session.made.cycle.current is not None
+        driver.saving = keeper.asked
+        driver.session.made.cycle.batch = keeper.load(welcome.state)
