@@ -311,11 +311,13 @@ class Decoding(Frozen, frozen=True, tag=64):
     """Of each table (kid) how many rows are here, and their bytes, state included."""
 
 
+FromServers = Held | Void | Unsound | SquareSums | Trouble | Decoding | Copied | Traffic | Restored
+FromAnybody = Beat | Bye | Change | Status | Rearrange | TakeSnapshot | Saved
 ForBroker = (
-    WorkerHello
+    FromServers
+    | FromAnybody
+    | WorkerHello
     | ServerHello
-    | Beat
-    | Bye
     | Offer
     | UsePool
     | Begin
@@ -326,24 +328,10 @@ ForBroker = (
     | Pull
     | Barrier
     | Leave
-    | Change
-    | Status
     | Accounts
     | Listens
     | CutOff
-    | Held
-    | Void
-    | Unsound
-    | SquareSums
-    | Trouble
-    | Decoding
     | Followed
-    | Copied
-    | Traffic
-    | Rearrange
-    | TakeSnapshot
-    | Saved
-    | Restored
 )
 Message = (
     ForBroker

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ import zmq
 from zkv.alignment import Alignment
 from zkv.entries import Commit, Entry, Grant
 from zkv.errors import ConfigError
-from zkv.limits import KEYS_MAX, LIMITS, MEMBERS_MAX, Limits
 from zkv.placements import placement
-from zkv.policy import SyncPolicy
 from zkv.roles import ROLES
 from zkv.snapshot import encode
 from zkv.spans import TURNS, Spans
 from zkv.topology import topology
 from zkv_brokers import router as r
+from zkv_brokers.broker_config import BrokerConfig as BrokerConfig
 from zkv_brokers.disk import Disk
 from zkv_brokers.hub import Strike
 from zkv_brokers.recording import Recorder
@@ -54,55 +52,6 @@ LAST_WORD_S = 0.3
 """What a peer whose key was revoked has to hear so, before it is cut off."""
 LAST_SNAPSHOT_S = 20.0
 """How long a broker that was told to end waits for its last snapshot."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerConfig:
-    """What `zkv broker` is started with. Times in seconds."""
-
-    policy: SyncPolicy
-    bind: str = "tcp://127.0.0.1:5555"
-    data_bind: str | None = None
-    """Where route `broker` takes data; None: one port above `bind` (any free one if that is 0)."""
-    advertise: str | None = None
-    servers: int = 1
-    workers: int = 1
-    min_workers: int = 0
-    on_short: str = "wait"
-    optimizer: str | None = None
-    staleness: str = "none"
-    codec: str = "none"
-    codec_down: str = "none"
-    block_bytes: int = 0
-    placement: str = "by_size"
-    topology: str = "servers"
-    snapshot_dir: str = ""
-    """Where snapshots go: a folder or an URL; "": there are none."""
-    snapshot_every: str = ""
-    """How often they are taken by themselves; "": they are not."""
-    restore: str = ""
-    """The snapshot that the run begins from, or a folder, whose newest it is then; "": none."""
-    restore_whole: bool = False
-    """Whether of a folder the newest one is taken of which every byte is right."""
-    insecure: bool = False
-    keys: str = ""
-    """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
-    worker_lost_s: float = 10.0
-    server_lost_s: float = 20.0
-    io_threads: int = 1
-    socket_bytes: int = 0
-    """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
-    norm_limit: float = 0.0
-    """The norm that one contribution may have; 0.0: any."""
-    norm_action: str = "refuse"
-    max_members: int = MEMBERS_MAX
-    max_keys: int = KEYS_MAX
-    limits: Limits = LIMITS
-    """What each of its ports bears."""
-    record: Path | None = None
-    """Where to write down all that is heard, for a replay."""
-    trace: str = ""
-    """The folder that its spans are left in at the end; "": nowhere."""
 
 
 class Broker:

@@ -42,8 +42,7 @@ class Fleet:
 
     def changed(self) -> None:
         """Tell the data port which servers are here."""
-        here = self._router.members.servers.values()
-        self._addresses = ServersChanged(tuple((s.index, s.hello.address) for s in here))
+        self._addresses = self._router.gatekeeper.addresses()
 
     def actions(self) -> list[ServersChanged]:
         """Return what the data port has to know now."""

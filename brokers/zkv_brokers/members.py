@@ -183,6 +183,11 @@ class Members:
         self.by_peer[peer] = server
         return server
 
+    def link_changed(self, index: int, up: bool) -> None:
+        """The connection to a server's data port is there, or has broken."""
+        if index in self.servers:
+            self.servers[index].broken = not up
+
     def dismiss(self, server: Server) -> None:
         """Forget a server that has left; its number is not given again."""
         self.servers_wanted -= 1

@@ -348,6 +348,7 @@ def status(router: Router) -> dict[str, Any]:
     layout = router.layout
     coding = router.coding.plain(layout)
     measured = router.loads.by_server(members.servers)
+    tallies = sorted(model.tallies.items()) if model is not None else []
     gone = set(range(members.places)) - members.servers.keys()
     places = max(members.places, router.config.servers)
     placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
@@ -372,11 +373,7 @@ def status(router: Router) -> dict[str, Any]:
             or reasons.workers_missing(members)
         ),
         "pending": [model.arrivals[name].number for name in model.kept()] if model else [],
-        "contributions": {
-            str(number): tally.plain() for number, tally in sorted(model.tallies.items())
-        }
-        if model is not None
-        else {},
+        "contributions": {str(number): tally.plain() for number, tally in tallies},
         "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
         **placed.plain(),
         "topology": meeting.plain(router),

@@ -79,7 +79,6 @@ class Router:
         self.groups.regroups = self._leaves_group
         self.about: dict[str, object] = {}  # What its process says of itself, for `status` alone.
         self._told: dict[int, str] = {}
-        self._addresses: ServersChanged | None = None
         self._line_passed, self._shortage, self._next_beat = False, "", 0.0
         self.log_configuration(Decisions(0))
 
@@ -116,8 +115,7 @@ class Router:
             case Keys(holders):
                 self.gatekeeper.learn(holders, out)
             case ServerLink(index, up):
-                if index in self.members.servers:
-                    self.members.servers[index].broken = not up
+                self.members.link_changed(index, up)
             case Ask() | Written():
                 self.snapshots.hear(event)
         self.restoring.look(out)
@@ -190,10 +188,6 @@ class Router:
                 self._from_server(who, message, out)
             case _:
                 raise Refused(f"{type(message).__name__} came before any hello; join first")
-
-    def servers_changed(self) -> None:
-        """Tell the data port which servers are here."""
-        self._addresses = self.gatekeeper.addresses()
 
     def _from_worker(self, worker: Worker, message: c.Message, out: Decisions) -> None:
         match message:
@@ -394,8 +388,6 @@ class Router:
             for peer in self.hub.peers():
                 self.hub.send(peer, c.Beat(now))
             requests.explain(self, self.door.outside, self._told)
-
-    # --- settings ----------------------------------------------------------------------------
 
     def log_configuration(self, out: Decisions, *, late: bool = False) -> None:
         """Write the settings in force into the log; `late`: behind the next commit, if foreseen."""
