@@ -161,10 +161,10 @@ def _what_changed_is_not_noted(patch: pytest.MonkeyPatch) -> None:
 def _what_is_made_ahead_is_noted_as_older(patch: pytest.MonkeyPatch) -> None:
     original = Store.ahead
 
-    def ahead(self: Store, block: BlockSpec, shares: Any, version: int) -> BlockState:
-        state = original(self, block, shares, version)
+    def ahead(self: Store, block: BlockSpec, shares: Any, version: int) -> tuple[BlockState, bool]:
+        state, finite = original(self, block, shares, version)
         state.changed = version
-        return state
+        return state, finite
 
     patch.setattr(Store, "ahead", ahead)
 
