@@ -28,7 +28,7 @@ messages and in tables."""
 BLOCK_S = 0.002
 """How long a block may be under way at most on a link that is slower than a block of 1 MiB needs:
 what is urgent waits for one, and then for its own, and so does the last one's way back."""
-LONG_S, BLOCKS_LONG = 0.01, 64
+LONG_S, BLOCKS_LONG = 0.01, 90
 """So long if so many blocks remain: then their number costs more than that wait. Each takes 0.3 ms
 of processors, both ends together, which four workers on links of 1 Gbit/s have not."""
 NEAR_BYTES_PER_S = 2e10

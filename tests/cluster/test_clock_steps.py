@@ -25,6 +25,7 @@ PACKAGES = (
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
 TELLS = {
     "brokers/zkv_brokers/broker.py": "what it tells zkv doctor",
+    "brokers/zkv_brokers/disk.py": "when a snapshot was taken, for whoever looks at it",
     "brokers/zkv_net/loop.py": "numbers of brokers, of which a later one has a higher",
     "scripts/zkv_cli/doctor.py": "compares the clocks of two machines",
     "scripts/zkv_cli/launch.py": "when a run began, for its report",

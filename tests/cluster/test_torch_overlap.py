@@ -12,6 +12,7 @@ from torch_models import nn, seeded, torch, values
 from worker_threads import on_threads
 
 from zkv.errors import PushRefused
+from zkv.placement import BLOCK_BYTES
 from zkv.torch import attach
 from zkv_workers import signals as s
 
@@ -81,7 +82,8 @@ async def test_small_gradients_leave_together_and_all_of_them_with_the_backward_
         optimizer.step()
         assert optimizer.last.wait() == "committed"
 
-    async with cluster(1) as made:
+    # Each layer has a block of its own.
+    async with cluster(1, block_bytes=BLOCK_BYTES) as made:
         await on_threads(made, body)
 
 
