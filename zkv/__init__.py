@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from zkv.version import VERSION
+
 if TYPE_CHECKING:
     from zkv import aio as aio
     from zkv import codecs as codecs
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from zkv_workers.blocking import connect as connect
     from zkv_workers.several import OnDevices as OnDevices
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _WHERE = {
     "connect": ("zkv_workers.blocking", "connect"),

@@ -361,6 +361,8 @@ class Packet(Frozen, frozen=True):
 
     `source` and `target` are instance numbers drawn anew by every process (target 0: not known
     yet); `number` is that of the first message; all messages below `received` have arrived.
+    `origin`: the first of the processes whose links a broker goes on with; 0: of nobody's. A frame
+    ends before it where it is 0.
     """
 
     source: UInt
@@ -368,11 +370,13 @@ class Packet(Frozen, frozen=True):
     number: UInt
     received: UInt
     messages: list[Message]
+    origin: UInt = 0
 
 
 def encode_packet(packet: Packet) -> bytes:
     """Return the frame of a packet."""
-    return encode((PROTOCOL_VERSION, *msgspec.structs.astuple(packet)))
+    fields = msgspec.structs.astuple(packet)
+    return encode((PROTOCOL_VERSION, *(fields if packet.origin else fields[:-1])))
 
 
 def decode_messages(envelope: Envelope, *, by_broker: bool = False) -> Packet:
@@ -385,4 +389,5 @@ def decode_messages(envelope: Envelope, *, by_broker: bool = False) -> Packet:
         messages = (_for_broker if by_broker else _messages).decode(envelope.messages)
     except Exception as error:
         raise ProtocolError(f"not a control message: {error}") from error
-    return Packet(envelope.source, envelope.target, envelope.number, envelope.received, [*messages])
+    numbers = (envelope.source, envelope.target, envelope.number, envelope.received)
+    return Packet(*numbers, [*messages], envelope.origin)

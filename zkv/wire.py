@@ -160,6 +160,7 @@ class Envelope(Frozen, frozen=True):
     number: UInt
     received: UInt
     messages: msgspec.Raw
+    origin: UInt = 0
 
 
 _envelope = msgspec.msgpack.Decoder(Envelope)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,13 @@ import zmq
 
 from zkv.alignment import Alignment
 from zkv.entries import Commit, Entry, Grant
-from zkv.errors import ConfigError
+from zkv.errors import ConfigError, JournalError, ZkvError
 from zkv.placements import placement
 from zkv.policy import SyncPolicy
 from zkv.spans import TURNS, Spans
 from zkv.topology import topology
 from zkv_brokers import router as r
+from zkv_brokers.keeping import Keeping
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
 from zkv_net import loop as net
@@ -67,6 +67,8 @@ class BrokerConfig:
     io_threads: int = 1
     socket_bytes: int = 0
     """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
+    journal: Path | None = None
+    """The folder of the journal, by which another process can go on; None: it cannot."""
     record: Path | None = None
     """Where to write down all that is heard, for a replay."""
     trace: str = ""
@@ -80,7 +82,7 @@ class Broker:
         self.config = config
         self.address = ""
         self.data_address = ""
-        self.router: r.Router | None = None
+        self._keeping: Keeping | None = None
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
         self._control: FdSocket | None = None
         self._relay: Relay | None = None
@@ -88,6 +90,12 @@ class Broker:
         self._spans = tracing.recorder(config.trace)
         self._received_now: list[r.Event] = []
         self._stopped = asyncio.Event()
+        self._failed: ZkvError | None = None
+
+    @property
+    def router(self) -> r.Router | None:
+        """What decides; None before the start."""
+        return None if self._keeping is None else self._keeping.router
 
     def start(self) -> None:
         """Bind both ports.
@@ -95,6 +103,7 @@ class Broker:
         Raises:
             ConfigError: an address is in use, not of this machine, or open without `insecure`; or
                 the placement pins keys to a server that there is not.
+            JournalError: the journal cannot be used, or is of another run.
             ValueError: a codec, a rule or a placement is none.
             OSError: the recording cannot be written.
         """
@@ -112,6 +121,8 @@ class Broker:
             raise
         self._control = FdSocket(control, self._received, turn_over=self._turn_over)
         self._relay = Relay(self._context, data, self._link_changed, size)
+        assert self._keeping is not None
+        self._do(self._keeping.first)
 
     def _bind(self, control: zmq.Socket[bytes], data: zmq.Socket[bytes]) -> None:
         config = self.config
@@ -121,7 +132,7 @@ class Broker:
         self.data_address = announced(data_bound, config.advertise)
 
     def _decide(self) -> None:
-        """Make what decides, and its recorder."""
+        """Make what decides, or take it up from its journal, and its recorder."""
         config = self.config
         placement(topology(config.topology).placement(config.placement)).check(config.servers)
         router_config = r.RouterConfig(
@@ -141,12 +152,12 @@ class Broker:
             data_address=self.data_address,
             worker_lost_s=config.worker_lost_s,
             server_lost_s=config.server_lost_s,
+            lasts=config.journal is not None,
         )
-        term, instance = net.term_number(), net.broker_instance()
-        self.router = r.Router(router_config, term=term, instance=instance)
+        self._keeping = Keeping(router_config, config.journal)
         if config.record is not None:
             self._recorder = Recorder(config.record)
-            self._recorder.broker(router_config, term, instance)
+            self._recorder.broker(router_config, *self._keeping.origin())
 
     def _data_bind(self, bound: str) -> str:
         if self.config.data_bind is not None:
@@ -170,16 +181,26 @@ class Broker:
             self._handle(events)
 
     def _handle(self, events: list[r.Event]) -> None:
-        assert self.router is not None
-        assert self._control is not None
-        assert self._relay is not None
-        # A loop's own time may be that of the beginning of its turn, in whole milliseconds.
-        now = time.monotonic()
+        assert self._keeping is not None
+        if self._failed is not None:
+            return
+        now = self._keeping.now()
         if self._recorder is not None:
             self._recorder.turn(events, now)
-        actions = self.router.turn(events, now)
+        try:
+            actions = self._keeping.turn(events, now)
+        except JournalError as error:
+            # Nothing that this turn has decided may be known to anybody.
+            self._failed = error
+            self.stop("as its journal has failed")
+            return
         if self._spans is not None:
-            turn_spans(self._spans, now, self.router.decided)
+            turn_spans(self._spans, now, self._keeping.router.decided)
+        self._do(actions)
+
+    def _do(self, actions: Sequence[r.Action]) -> None:
+        assert self._control is not None
+        assert self._relay is not None
         for action in actions:
             match action:
                 case r.Send(route, frame):
@@ -190,13 +211,19 @@ class Broker:
                     self._relay.connect(dict(addresses))
 
     async def serve(self) -> None:
-        """Serve until `stop` is called."""
+        """Serve until `stop` is called.
+
+        Raises:
+            JournalError: the journal could not be written, or a later broker has taken over.
+        """
         while not self._stopped.is_set():
             self._handle([r.Tick()])
             try:
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
             except TimeoutError:
                 continue
+        if self._failed is not None:
+            raise self._failed
 
     def stop(self, why: str = "") -> None:
         """End `serve`."""
@@ -210,6 +237,8 @@ class Broker:
             tracing.write(self.config.trace, "broker", 0, self._spans, itself, about)
         if self._recorder is not None and self.router is not None:
             self._recorder.close(self.router.log.digest)
+        if self._keeping is not None:
+            self._keeping.close(done=self._failed is None)
         if self._control is not None:
             self._control.close(LINGER_MS)
         if self._relay is not None:

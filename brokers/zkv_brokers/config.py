@@ -44,5 +44,7 @@ class RouterConfig:
     """A server that updates a large shard is silent for seconds; a dead one's connection breaks."""
     beat_s: float = 0.5
     link_resend_s: float = 1.0
+    lasts: bool = False
+    """Whether it can go on in another process, as all that it hears is in a journal."""
     keep_log: bool = False
     """Keep every log entry in memory, for replays and tests."""

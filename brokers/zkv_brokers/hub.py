@@ -1,12 +1,15 @@
 """The hub: the broker's links to everybody, by the instance number of the peer's process.
 
 It turns frames into messages and messages into frames, and knows over which route a peer was last
-heard. It must not know what messages mean, nor sockets or clocks.
+heard. It must not know what messages mean, nor sockets or clocks. A hub that is recovered from a
+journal (`restart`) goes on with all links; each is taken up when its peer is heard again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from msgspec import structs
 
 from zkv import control as c
 from zkv.errors import ProtocolError, VersionMismatch
@@ -31,17 +34,44 @@ class Note:
 
 
 class Hub:
-    """All links of one broker. `instance` is a number that no other process has."""
+    """All links of one broker. `instance` is a number that no other process has; `lasts`: its links
+    outlive this process."""
 
-    def __init__(self, instance: int, *, resend_s: float) -> None:
+    def __init__(self, instance: int, *, resend_s: float, lasts: bool = False) -> None:
         self.now = 0.0
-        self._instance = instance
+        self.superseded = False
+        """Whether a later broker has taken these links over: this one is of the past."""
+        self.forgetful = False
+        """Whether somebody has heard more, before a restart, than this hub knows of."""
+        self.instance = instance
+        self._origin = instance if lasts else 0
+        self._lives = {instance}
+        """The instance numbers that this broker has had."""
+        self._away: set[int] = set()
+        """Peers that were not heard since the last restart."""
         self._resend_s = resend_s
         self._links: dict[int, Link] = {}
         self._routes: dict[int, bytes] = {}
         self._busy: set[int] = set()
         self._closing: set[int] = set()
         self._out: list[Send | Note] = []
+
+    @property
+    def lives(self) -> int:
+        """In how many processes this hub has been, one after the other."""
+        return len(self._lives)
+
+    def restart(self, instance: int) -> None:
+        """Go on in another process. All that was sent and is not acknowledged is sent again."""
+        self.instance = instance
+        self._lives.add(instance)
+        for link in self._links.values():
+            link.instance = instance
+        self._away = set(self._links)
+
+    def is_away(self, peer: int) -> bool:
+        """Return whether a peer was not heard since the last restart."""
+        return peer in self._away
 
     def peers(self) -> list[int]:
         """Return everybody who was heard and not forgotten."""
@@ -54,7 +84,7 @@ class Hub:
         except VersionMismatch as error:
             self.note("warning", f"refused a peer: {error}")
             refusal = c.Refusal(0, "VersionMismatch", str(error))
-            packet = c.Packet(self._instance, 0, 1, 1, [refusal])
+            packet = c.Packet(self.instance, 0, 1, 1, [refusal], self._origin)
             self._out.append(Send(route, c.encode_packet(packet)))
             return 0, []
         except ProtocolError as error:
@@ -62,19 +92,31 @@ class Hub:
             return 0, []
         link = self._links.get(packet.source)
         if link is None:
-            if packet.source == 0 or packet.target not in (0, self._instance):
-                # A peer of an earlier broker: the bare answer tells it that this one is new.
-                stranger = Link(self._instance, peer=packet.source)
-                stranger.receive(packet, self.now)
-                self._out += [Send(route, c.encode_packet(p)) for p in stranger.outgoing(self.now)]
+            if packet.source == 0 or packet.target not in (0, self.instance):
+                self._turn_away(route, packet)
                 return 0, []
             link = self._links[packet.source] = Link(
-                self._instance, peer=packet.source, resend_s=self._resend_s
+                self.instance, peer=packet.source, resend_s=self._resend_s, origin=self._origin
             )
+        elif packet.target in self._lives:
+            packet = structs.replace(packet, target=self.instance)
+        elif packet.target > self.instance:
+            self.superseded = True
         self._routes[packet.source] = route
         self._busy.add(packet.source)
         _, messages = link.receive(packet, self.now)
+        if packet.source in self._away:
+            self.forgetful = self.forgetful or packet.received > link.next_number
+            self._away.discard(packet.source)
+            link.again()
         return packet.source, messages
+
+    def _turn_away(self, route: bytes, packet: c.Packet) -> None:
+        """Answer a peer of another broker, or one that this broker has let go before it was
+        restarted: the bare answer tells it that this one is new."""
+        stranger = Link(self.instance, peer=packet.source)
+        stranger.receive(packet, self.now)
+        self._out += [Send(route, c.encode_packet(p)) for p in stranger.outgoing(self.now)]
 
     def send(self, peer: int, message: c.Message) -> None:
         """Queue a message for a peer, if it is still known."""
@@ -113,11 +155,12 @@ class Hub:
         self._routes.pop(peer, None)
         self._closing.discard(peer)
         self._busy.discard(peer)
+        self._away.discard(peer)
 
     def outgoing(self) -> list[Send | Note]:
         """Return what to send and to say now."""
         out, self._out = self._out, []
-        for peer in list(self._busy):
+        for peer in sorted(self._busy - self._away):
             link = self._links[peer]
             packets = link.outgoing(self.now)
             out += [Send(self._routes[peer], c.encode_packet(packet)) for packet in packets]

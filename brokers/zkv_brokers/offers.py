@@ -28,3 +28,22 @@ def offer(router: Router, worker: Worker, message: c.Offer, out: Decisions) -> N
         raise taken
     if taken is None:
         router.hub.send(worker.peer, c.Reply(message.token, "known"))
+
+
+def held(router: Router, init: int, server: int, out: Decisions) -> None:
+    """A server holds all first values of an initialisation: with the last one the keys exist."""
+    done = router.catalog.held(init, server)
+    if done is None:
+        return
+    told = router.catalog.complete(done, out.index)
+    for incarnation in router.members.incarnations():
+        out.tell(incarnation, told)
+        out.tell(incarnation, c.Ready(done.init))
+    if done.plain:
+        for entry in done.entries:
+            if entry.spec.same_as is None:
+                router.groups.make_plain(entry.kid, out, at_birth=True)
+    for incarnation, token in done.waiting:
+        mine = incarnation == done.incarnation
+        out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))
+    router.begin(out)

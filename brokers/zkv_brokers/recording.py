@@ -21,7 +21,7 @@ from zkv.errors import ProtocolError
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import NodeConfig
 from zkv_brokers.shard import Shard
-from zkv_brokers.signals import Event, Received, ServerLink
+from zkv_brokers.signals import Event, Received, Restarted, ServerLink
 
 FORMAT = "zkv recording 1"
 LENGTH_BYTES = 4
@@ -39,10 +39,9 @@ class Recorder:
         packed = msgspec.msgpack.encode(record)
         self._file.write(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
 
-    def broker(self, config: RouterConfig, term: int, instance: int) -> None:
-        """The first record of a broker."""
-        plain = {**asdict(config), "policy": str(config.policy)}
-        self._write(FORMAT, "broker", plain, term, instance)
+    def broker(self, config: RouterConfig, term: int, instance: int, *state: bytes) -> None:
+        """The first record of a broker; `state` is what it begins as, if it was one before."""
+        self._write(FORMAT, "broker", plain_config(config), term, instance, *state)
 
     def server(self, config: NodeConfig, instance: int, now: float) -> None:
         """The first record of a server."""
@@ -50,16 +49,7 @@ class Recorder:
 
     def turn(self, events: list[Event], now: float) -> None:
         """A broker's turn of the loop."""
-        plain: list[tuple[Any, ...]] = []
-        for event in events:
-            match event:
-                case Received(route, frame):
-                    plain.append((route, frame))
-                case ServerLink(index, up):
-                    plain.append((index, up, None))
-                case _:
-                    plain.append(())
-        self._write("turn", now, plain)
+        self._write("turn", now, [plain_of(event) for event in events])
 
     def heard(self, kind: str, now: float, *what: Any) -> None:
         """A server's event: "control" (frame), "data" (header, payload), "over", "tick", "stop"."""
@@ -70,6 +60,23 @@ class Recorder:
         if not self._file.closed:
             self._write("end", digest)
             self._file.close()
+
+
+def plain_config(config: RouterConfig) -> dict[str, Any]:
+    """Return a router's settings as plain data; `replay.config_of` reads them."""
+    return {**asdict(config), "policy": str(config.policy)}
+
+
+def plain_of(event: Event) -> tuple[Any, ...]:
+    """Return what a broker has heard as plain data; `replay.event_of` reads it."""
+    match event:
+        case Received(route, frame):
+            return route, frame
+        case ServerLink(index, up):
+            return index, up, None
+        case Restarted(term, instance):
+            return term, instance, None, None
+    return ()
 
 
 def records(path: Path) -> Iterator[tuple[int, list[Any]]]:

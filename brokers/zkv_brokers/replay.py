@@ -17,7 +17,8 @@ from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import Node, NodeConfig
 from zkv_brokers.recording import FORMAT, digest_of, records
 from zkv_brokers.router import Router
-from zkv_brokers.signals import Event, Received, ServerLink, Tick
+from zkv_brokers.signals import Event, Received, Restarted, ServerLink, Tick
+from zkv_brokers.state import unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,12 @@ def router_of(first: list[Any], rest: Iterable[list[Any]]) -> tuple[Router, str 
     Raises:
         ProtocolError, TypeError, ValueError, KeyError, IndexError: a record is damaged.
     """
-    _, _, plain, term, instance = first
-    config = RouterConfig(**{**plain, "policy": policy(plain["policy"])})
-    router = Router(config, term=term, instance=instance)
+    _, _, plain, term, instance, *state = first
+    if state:
+        router: Router = unpacked(state[0])
+    else:
+        config = RouterConfig(**{**plain, "policy": policy(plain["policy"])})
+        router = Router(config, term=term, instance=instance)
     recorded = None
     for kind, *what in rest:
         if kind == "end":
@@ -94,6 +98,8 @@ def event_of(plain: list[Any]) -> Event:
             return Received(route, frame)
         case [index, up, None]:
             return ServerLink(index, up)
+        case [term, instance, None, None]:
+            return Restarted(term, instance)
     raise ProtocolError(f"no event of a broker: {plain!r}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zkv import control as c
@@ -97,7 +98,7 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
     model = router.groups.model
     if model is not None and 0 < model.ahead.version <= message.seen:
         # It computes on a version that is on its way into the log: it must not read an older one.
-        model.ahead.then.append(lambda out: pull(router, worker, message, out))
+        model.ahead.then.append(partial(pull, router, worker, message))
         return
     if worker.incarnation not in router.members.workers:
         return

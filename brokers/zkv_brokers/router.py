@@ -8,6 +8,7 @@ of its own; it writes the one ordered log. It must not know sockets, clocks, fil
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, code_of
@@ -18,7 +19,7 @@ from zkv.staleness import staleness
 from zkv.topology import topology
 from zkv.wire import MODEL, SEEDS
 from zkv_brokers import meeting, offers, requests
-from zkv_brokers.catalog import Catalog, Pending
+from zkv_brokers.catalog import Catalog
 from zkv_brokers.coding import Coding
 from zkv_brokers.config import RouterConfig as RouterConfig
 from zkv_brokers.decisions import Decisions, Pins
@@ -34,9 +35,11 @@ from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
 from zkv_brokers.rearranging import rearrange
+from zkv_brokers.returning import Returning
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Received as Received
+from zkv_brokers.signals import Restarted as Restarted
 from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
@@ -53,14 +56,14 @@ class Router:
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
-        self.hub = Hub(instance, resend_s=config.link_resend_s)
+        self.hub = Hub(instance, resend_s=config.link_resend_s, lasts=config.lasts)
         self.coding = Coding(
-            config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
+            config.codec, config.codec_down, self._clock, self.model_spec.rule.name
         )
         self.topology = topology(config.topology)
         places = (self.topology.placement(config.placement), self.members.names)
         self.catalog = Catalog(self.layout, self.coding, config.block_bytes, *places)
-        self.catalog.pieces = lambda blocks: self.topology.pieces(blocks, config.workers)
+        self.catalog.pieces = partial(self.topology.pieces, workers=config.workers)
         pins = Pins(config.versions_pinned_max)
         self.groups = Groups(
             self.layout, self.catalog, self.members, config.policy, pins, self._prepare
@@ -71,6 +74,7 @@ class Router:
         self.failed: c.Fatal | None = None
         self.door = Door(self)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
+        self.returning = Returning(self)
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self._told: dict[int, str] = {}
@@ -84,6 +88,9 @@ class Router:
     def policy(self) -> SyncPolicy:
         """The policy in force."""
         return self.groups.policy
+
+    def _clock(self) -> float:
+        return self.hub.now
 
     # --- in and out --------------------------------------------------------------------------
 
@@ -113,6 +120,9 @@ class Router:
             case ServerLink(index, up):
                 if index in self.members.servers:
                     self.members.servers[index].broken = not up
+            case Restarted(term, instance):
+                self.returning.begin(term, instance)
+        self.returning.look(out)
         self.moves.look(out)
         self.fleet.look(out)
         meeting.look(self, out)
@@ -154,6 +164,8 @@ class Router:
                 pass  # Said twice: a process is one member.
             case c.WorkerHello():
                 self.door.knock(peer, message, out)
+            case c.ServerHello() if self.returning.holds(peer, message):
+                pass
             case c.ServerHello():
                 if self.fleet.hello(peer, message, out):
                     self.servers_changed()
@@ -197,7 +209,7 @@ class Router:
                 worker.barrier_token = 0  # It has given its barrier up (interrupt, time-out).
                 self.groups.come_back(out)
                 self.groups.ask(worker.incarnation, on_demand=on_demand)
-                self._begin(out)
+                self.begin(out)
             case c.Plain(key=key):
                 # `Regrouped` is the answer; a reply would end the push that asked, unsettled.
                 self.groups.make_plain(self.layout.kid(key), out)
@@ -236,7 +248,7 @@ class Router:
             case c.Held(contributions=names):
                 for name, grant in names:
                     if name.group == SEEDS:
-                        self._seeded(self.catalog.held(name.batch, server.index), out)
+                        offers.held(self, name.batch, server.index, out)
                     elif (worker := self.members.workers.get(name.incarnation)) is not None:
                         group = self.groups[name.group]
                         group.held(name, worker.number, grant, server.index, message.index, out)
@@ -269,22 +281,6 @@ class Router:
 
     # --- keys --------------------------------------------------------------------------------
 
-    def _seeded(self, done: Pending | None, out: Decisions) -> None:
-        if done is None:
-            return
-        told = self.catalog.complete(done, out.index)
-        for incarnation in self.members.incarnations():
-            out.tell(incarnation, told)
-            out.tell(incarnation, c.Ready(done.init))
-        if done.plain:
-            for entry in done.entries:
-                if entry.spec.same_as is None:
-                    self.groups.make_plain(entry.kid, out, at_birth=True)
-        for incarnation, token in done.waiting:
-            mine = incarnation == done.incarnation
-            out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))
-        self._begin(out)
-
     def _leaves_group(self, kid: int, out: Decisions) -> None:
         """A key is about to leave its group, and its bucket: nothing of it may be on its way."""
         why = f"key {self.layout.entries[kid].spec.key!r} gets a group of its own"
@@ -295,7 +291,7 @@ class Router:
         model.rules = requests.rules(self)
         meeting.prepare(self, model)
 
-    def _begin(self, out: Decisions) -> None:
+    def begin(self, out: Decisions) -> None:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
         if not self.groups.begin(out):
             return
@@ -330,7 +326,7 @@ class Router:
         short = "" if worker.leaving or worker.hello.observer else self.members.shortage()
         if short and self.config.on_short == "fail":
             self.fail("WorkersLost", f"{worker} is gone: {why}; {short}")
-        self._begin(out)
+        self.begin(out)
         last = c.Bye(why) if worker.leaving else c.Refusal(0, "Evicted", f"{worker}: {why}")
         self.hub.send(worker.peer, last)
         self.hub.close(worker.peer)

@@ -132,6 +132,7 @@ class Shard:
                 if term < self.term or index != self.index:
                     wanted = (self.term, self.index)
                     raise ProtocolError(f"log entry ({term}, {index}), expected {wanted}")
+                self.term = term
                 for entry in entries:
                     self._apply(entry, out)
                     self.index += 1

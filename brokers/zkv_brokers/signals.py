@@ -28,7 +28,15 @@ class ServerLink:
     up: bool
 
 
-Event = Received | Tick | ServerLink
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The broker goes on in another process, of these numbers: higher ones than all before."""
+
+    term: int
+    instance: int
+
+
+Event = Received | Tick | ServerLink | Restarted
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,11 @@ class Session:
             return
         packet = c.decode_messages(envelope)
         change, messages = self._link.receive(packet, self.now)
-        if change is not None and change.before:
+        if change is not None and change.goes_on:
+            text = f"the broker at {self.config.broker} was restarted, and goes on where it was"
+            self._out.append(s.Narrate("warning", text))
+            self.round_trips = RoundTrips()
+        elif change is not None and change.before:
             self._broker_changed()
         for message in messages:
             self._hear(message)
@@ -233,8 +237,8 @@ class Session:
     def _broker_changed(self) -> None:
         broker = f"the broker at {self.config.broker}"
         if self.made.started:
-            text = "was restarted and its log is lost; stop all processes and start the run again"
-            self.fail(errors.BrokerLost(f"{broker} {text}"))
+            text = "was restarted and its log is lost, as it has no journal of this run"
+            self.fail(errors.BrokerLost(f"{broker} {text}; stop all and start the run again"))
             return
         self._out.append(s.Narrate("warning", f"{broker} is a new one; joining again"))
         for token in [*self.made.restart(), *self.aside.restart()]:
