@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simbroker import SimBroker, after
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -79,6 +80,11 @@ class Options:
     plain: int = 0
     barrier: bool = False
     broker_restarts: int = 0
+    """How often another broker, without a journal, takes its place before anything was begun."""
+    broker_crashes: int = 0
+    """How often it dies, to go on from its journal."""
+    broker_down_s: float = 1.5
+    """For how long at most it is away then."""
     staleness: str = "none"
     codec: str = "none"
     codec_down: str = "none"
@@ -177,6 +183,7 @@ class Sim:
         """Nodes that were drained, or died."""
         self.term = 0
         self.router = self._new_router()
+        self.broker = SimBroker(self, self.router)
         self.nodes = [self._node(index) for index in range(options.servers)]
         self.workers: dict[bytes, SimWorker] = {}
         self.routes: dict[int, bytes] = {}
@@ -198,6 +205,8 @@ class Sim:
             self.later(0.2 + self.rng.random() * 1.2, lambda a=action: self._ask(a))
         for _ in range(options.broker_restarts):
             self.later(self.rng.random() * 0.15, self._restart_broker)
+        for _ in range(options.broker_crashes):
+            self.later(self.rng.random() * 1.5, self.broker.crash)
 
     def _new_router(self) -> r.Router:
         options, self.term = self.options, self.term + 1
@@ -215,15 +224,17 @@ class Sim:
             keep_log=True,
             streaming=options.streaming,
             topology=options.topology,
+            lasts=bool(options.broker_crashes),
         )
         instance = (self.term << 50) + self.rng.getrandbits(40)
         return r.Router(config, term=self.term, instance=instance)
 
     def _restart_broker(self) -> None:
         """Kill the broker and start another, as long as nothing was begun."""
-        if not self.router.groups.by_number:
+        if not self.router.groups.by_number and self.broker.lives == 1 and self.broker.up:
             self.notes.append(f"{self.now:.2f} the broker was restarted")
-            self.router = self._new_router()
+            self.router = self.broker.router = self._new_router()
+            self.broker.begin()
 
     def number(self) -> int:
         return self.rng.getrandbits(60) | 1
@@ -263,14 +274,16 @@ class Sim:
     # --- the broker --------------------------------------------------------------------------
 
     def _tick_router(self) -> None:
-        self._do_router(self.router.handle(r.Tick(), self.now))
+        self._do_router(self.broker.take([r.Tick()]))
         self.later(TICK_S, self._tick_router)
 
     def to_router(self, route: bytes, frame: bytes) -> None:
-        self.carry(
-            (route, "router"),
-            lambda: self._do_router(self.router.handle(r.Received(route, frame), self.now)),
-        )
+        broker, life = self.broker, self.broker.lives
+
+        def heard() -> None:
+            self._do_router(broker.take([r.Received(route, frame)]))
+
+        self.carry((route, "router"), lambda: after(broker, life, heard))
 
     def _do_router(self, actions: list[r.Action]) -> None:
         model = self.router.groups.model
@@ -280,6 +293,10 @@ class Sim:
                 Member(number, workers[one.incarnation].machine)
                 for number, one in model.together.members.items()
             ]
+        self.deliver(actions)
+
+    def deliver(self, actions: list[r.Action]) -> None:
+        """Carry what a broker says to those whom it says it to."""
         for action in actions:
             if isinstance(action, r.Send):
                 self.carry(
@@ -308,7 +325,8 @@ class Sim:
         ]
         self.notes.append(f"{self.now:.2f} moves: {steps}")
         self.router.moves.plan(steps)
-        self._do_router(self.router.turn([r.Tick()], self.now))
+        self.broker.begin()
+        self._do_router(self.broker.take([r.Tick()]))
 
     def _ask(self, action: str) -> None:
         """Have somebody ask for a rebalance, or for any server to be drained."""
@@ -343,7 +361,9 @@ class Sim:
                 return
 
     def _link_broke(self, number: int) -> None:
-        self._do_router(self.router.handle(r.ServerLink(number, False), self.now))
+        if not self.broker.up:
+            self.later(0.1, lambda: self._link_broke(number))
+        self._do_router(self.broker.take([r.ServerLink(number, False)]))
 
     # --- servers -----------------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ from zkv.wire import (
     Key,
     KeySpec,
     Name,
+    Origin,
     TableSpec,
     Text,
     UInt,
@@ -361,8 +362,8 @@ class Packet(Frozen, frozen=True):
 
     `source` and `target` are instance numbers drawn anew by every process (target 0: not known
     yet); `number` is that of the first message; all messages below `received` have arrived.
-    `origin`: the first of the processes whose links a broker goes on with; 0: of nobody's. A frame
-    ends before it where it is 0.
+    `origin`: the mark of a broker whose links outlive its process; a frame without one ends before
+    it.
     """
 
     source: UInt
@@ -370,7 +371,7 @@ class Packet(Frozen, frozen=True):
     number: UInt
     received: UInt
     messages: list[Message]
-    origin: UInt = 0
+    origin: Origin = b""
 
 
 def encode_packet(packet: Packet) -> bytes:

@@ -11,8 +11,8 @@ for the old one: `receive` then reports `PeerChanged`, the link starts afresh, a
 brings the new instance up to date.
 
 A broker that recovers from its journal is another instance, but its links go on: it has all that
-it ever acknowledged, and what it was never sent is sent again. Its packets name as `origin` the
-first of these instances, which is how the other end knows (`PeerChanged.goes_on`).
+it ever acknowledged, and what it was never sent is sent again. Its packets bear the same `origin`
+as before, which is how the other end knows (`PeerChanged.goes_on`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Link:
     """One end of a link. `resend_s`: the first pause before messages go out again, in seconds.
 
     With `rising`, only a peer with a higher instance number replaces another: a late packet of an
-    earlier broker must not be taken for a newer one's. `origin`: see above; 0: if this process ends
-    its links end.
+    earlier broker must not be taken for a newer one's. `origin`: see above; b"": when this process
+    ends its links end.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Link:
         peer: int = 0,
         resend_s: float = 1.0,
         rising: bool = False,
-        origin: int = 0,
+        origin: bytes = b"",
     ) -> None:
         self.instance = instance
         self.peer = peer
         self.origin = origin
-        self._peer_origin = 0
+        self._peer_origin = b""
         self.heard: float | None = None
         self._resend_first_s = resend_s
         self._rising = rising
@@ -111,6 +111,7 @@ class Link:
             return None, []
         if packet.source != self.peer:
             change = self._changed(packet)
+        self._peer_origin = packet.origin or self._peer_origin
         self.heard = now
         if packet.target not in (0, self.instance):
             # Meant for the process that was here before: answer, so that the peer learns of us.
@@ -129,7 +130,7 @@ class Link:
                 self.again()
             else:
                 self._fresh()
-        self.peer, self._peer_origin = packet.source, packet.origin
+        self.peer, self._peer_origin = packet.source, b""
         return change
 
     def again(self) -> None:

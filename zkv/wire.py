@@ -53,6 +53,9 @@ Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=NAME_BYTES_MAX)]
 Key = Annotated[str, Meta(max_length=KEY_BYTES_MAX)] | Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
+Origin = Annotated[bytes, Meta(max_length=16)]
+"""The mark of a broker's run, alike in all processes that it goes on in; b"": it is in one."""
+
 NO_BATCH = -1
 """In a Discard: every batch of that grant."""
 MODEL = 0
@@ -160,7 +163,7 @@ class Envelope(Frozen, frozen=True):
     number: UInt
     received: UInt
     messages: msgspec.Raw
-    origin: UInt = 0
+    origin: Origin = b""
 
 
 _envelope = msgspec.msgpack.Decoder(Envelope)

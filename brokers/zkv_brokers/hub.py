@@ -44,11 +44,12 @@ class Hub:
         self.forgetful = False
         """Whether somebody has heard more, before a restart, than this hub knows of."""
         self.instance = instance
-        self._origin = instance if lasts else 0
+        self._origin = instance.to_bytes(8, "big") if lasts else b""
         self._lives = {instance}
         """The instance numbers that this broker has had."""
-        self._away: set[int] = set()
-        """Peers that were not heard since the last restart."""
+        self._away: dict[int, int] = {}
+        """Peers that were not heard since the last restart, and the number of the first message
+        that they cannot have heard before."""
         self._resend_s = resend_s
         self._links: dict[int, Link] = {}
         self._routes: dict[int, bytes] = {}
@@ -65,9 +66,9 @@ class Hub:
         """Go on in another process. All that was sent and is not acknowledged is sent again."""
         self.instance = instance
         self._lives.add(instance)
-        for link in self._links.values():
+        for peer, link in self._links.items():
             link.instance = instance
-        self._away = set(self._links)
+            self._away[peer] = link.next_number
 
     def is_away(self, peer: int) -> bool:
         """Return whether a peer was not heard since the last restart."""
@@ -106,15 +107,16 @@ class Hub:
         self._busy.add(packet.source)
         _, messages = link.receive(packet, self.now)
         if packet.source in self._away:
-            self.forgetful = self.forgetful or packet.received > link.next_number
-            self._away.discard(packet.source)
+            unheard = self._away.pop(packet.source)
+            self.forgetful = self.forgetful or packet.received > unheard
             link.again()
         return packet.source, messages
 
     def _turn_away(self, route: bytes, packet: c.Packet) -> None:
         """Answer a peer of another broker, or one that this broker has let go before it was
         restarted: the bare answer tells it that this one is new."""
-        stranger = Link(self.instance, peer=packet.source)
+        origin = b"" if packet.target in self._lives else self._origin
+        stranger = Link(self.instance, peer=packet.source, origin=origin)
         stranger.receive(packet, self.now)
         self._out += [Send(route, c.encode_packet(p)) for p in stranger.outgoing(self.now)]
 
@@ -155,12 +157,12 @@ class Hub:
         self._routes.pop(peer, None)
         self._closing.discard(peer)
         self._busy.discard(peer)
-        self._away.discard(peer)
+        self._away.pop(peer, None)
 
     def outgoing(self) -> list[Send | Note]:
         """Return what to send and to say now."""
         out, self._out = self._out, []
-        for peer in sorted(self._busy - self._away):
+        for peer in sorted(self._busy - self._away.keys()):
             link = self._links[peer]
             packets = link.outgoing(self.now)
             out += [Send(self._routes[peer], c.encode_packet(packet)) for packet in packets]

@@ -3,6 +3,10 @@
 A folder belongs to one broker at a time. Files are for their owner alone. What was appended is on
 the disk when `append` returns; a file that is written anew takes the old one's place at once, or
 not at all.
+
+Locks do not hold everywhere, so a file is taken before it is read: it gets another name. A broker
+that was stopped, and goes on when another one has its place, finds that out after it has written
+and before it says anything; and what it had written by then, the other one has read.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from pathlib import Path
 from zkv.errors import JournalError
 from zkv_brokers.journal import MAGIC, Contents, contents, written
 
-FILE, FRESH, LOCK = "journal", "journal.new", "lock"
+FILE, FRESH, TAKEN, LOCK = "journal", "journal.new", "journal.taken", "lock"
+OLD = "journal.old"
 
 
 class JournalFile:
@@ -47,13 +52,17 @@ class JournalFile:
             ) from error
 
     def read(self) -> Contents:
-        """Return what the journal holds; nothing if there is none. A torn end is cut off.
+        """Take the journal, and return what it holds; nothing if there is none.
 
         Raises:
             JournalError: it is damaged, or cannot be read, or is not this user's alone.
         """
+        taken = self._folder / TAKEN
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if self.path.exists():
+                self.path.replace(taken)
+                self._sync_folder()
+            file = os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return Contents([], 0, 0)
         except OSError as error:
@@ -62,13 +71,10 @@ class JournalFile:
             about = os.fstat(reader.fileno())
             if about.st_uid != os.geteuid() or about.st_mode & 0o077:
                 raise JournalError(
-                    f"{self.path} is not this user's alone, so it may be anybody's words: "
-                    f"chown it, and chmod 600 {self.path}"
+                    f"{taken} is not this user's alone, so it may be anybody's words: "
+                    f"chown it, and chmod 600 {taken}"
                 )
-            found = contents(reader.read(), str(self.path))
-            if found.torn:
-                os.truncate(reader.fileno(), found.whole_bytes)
-        return found
+            return contents(reader.read(), str(taken))
 
     def begin(self, content: bytes) -> None:
         """Write the journal anew: this first record alone.
@@ -76,6 +82,8 @@ class JournalFile:
         Raises:
             JournalError: it could not be made safe; the old one is as it was.
         """
+        if self._file >= 0:
+            self._check_owned()
         fresh = self._folder / FRESH
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -87,6 +95,7 @@ class JournalFile:
             _write_all(file, whole)
             os.fsync(file)
             fresh.replace(self.path)
+            (self._folder / TAKEN).unlink(missing_ok=True)
             self._sync_folder()
         except OSError as error:
             os.close(file)
@@ -108,8 +117,23 @@ class JournalFile:
         except OSError as error:
             # What a failed sync has left out is never told again: this file is of no more use.
             raise _unwritten(self.path, error) from error
+        self._check_owned()
         self._number += 1
         self.bytes += len(record)
+
+    def _check_owned(self) -> None:
+        """See whether this file is still the journal."""
+        try:
+            mine = os.path.samestat(os.stat(self.path), os.fstat(self._file))
+        except FileNotFoundError:
+            mine = False
+        except OSError as error:
+            raise _unwritten(self.path, error) from error
+        if not mine:
+            raise JournalError(
+                f"another broker has taken {self.path} over: this one ends, and changes nothing "
+                "more"
+            )
 
     def remove(self) -> None:
         """Take the journal away: what it is of has ended."""
@@ -118,7 +142,7 @@ class JournalFile:
 
     def put_aside(self) -> Path:
         """Give the journal another name, and return that."""
-        old = self.path.with_suffix(".old")
+        old = self._folder / OLD
         self.path.replace(old)
         self._sync_folder()
         return old

@@ -102,7 +102,8 @@ def recovered(
                 live(router, [event_of(event) for event in events], now)
     except (ProtocolError, msgspec.MsgspecError, TypeError, ValueError, LookupError) as error:
         raise JournalError(f"{name} is no journal of a broker: {error}; {_anew(name)}") from error
-    router.config = config
+    if router.config != config:
+        router.config = config
     return router, now
 
 

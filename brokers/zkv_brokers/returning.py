@@ -55,6 +55,12 @@ class Returning:
     def look(self, out: Decisions) -> None:
         """See whether anybody has come back."""
         router = self._router
+        if router.hub.forgetful:
+            router.fail(
+                "BrokerLost",
+                "the broker was restarted, and its journal lacks what somebody was told before: "
+                "its end is lost. Stop all processes and start the run again",
+            )
         if self._since is None:
             return
         if all(router.hub.is_away(peer) for peer in router.members.by_peer):

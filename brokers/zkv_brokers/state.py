@@ -87,6 +87,8 @@ class _Writer:
             return ["partial", [self.plain(one) for one in parts]]
         if kind is MethodType:
             return ["method", self.plain(value.__self__), value.__func__.__name__]
+        if _is_value(kind):
+            return ["value", name_of(kind), self._fields(kind, value)]
         if (number := self._numbers.get(id(value))) is not None:
             return ["seen", number]
         self._numbers[id(value)] = len(self._numbers)
@@ -112,10 +114,13 @@ class _Writer:
             return [kind.__name__, self._pairs(value)]
         if kind is defaultdict:
             return ["defaultdict", self.plain(value.default_factory), self._pairs(value)]
+        return ["object", name_of(kind), self._fields(kind, value)]
+
+    def _fields(self, kind: type, value: Any) -> dict[str, Any]:
         fields = _fields(kind)
         found = {name: getattr(value, name) for name in fields if hasattr(value, name)}
         found |= getattr(value, "__dict__", {})
-        return ["object", name_of(kind), {name: self.plain(one) for name, one in found.items()}]
+        return {name: self.plain(one) for name, one in found.items()}
 
     def _pairs(self, value: dict[Any, Any]) -> list[Any]:
         return [self.plain(one) for pair in value.items() for one in pair]
@@ -178,11 +183,24 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 
 @cache
+def _is_value(kind: type) -> bool:
+    """Return whether a class's objects never change, so that it does not matter which one it is."""
+    about = vars(kind).get("__dataclass_params__")
+    return about is not None and bool(about.frozen)
+
+
+@cache
 def _decoder(name: str) -> Callable[[bytes], Any]:
     kind = _class(name)
     if not issubclass(kind, Frozen):
         raise ValueError(f"{name!r} does not travel")
     return msgspec.msgpack.Decoder(kind).decode
+
+
+def _made(name: str) -> Any:
+    """Return an object of a class that holds nothing yet."""
+    kind = _class(name)
+    return kind.__new__(kind)  # type: ignore[call-overload]
 
 
 class _Reader:
@@ -215,6 +233,8 @@ class _Reader:
                 return partial(self.value(func), *self.value(args), **self.value(keywords))
             case ["method", owner, name]:
                 return self._method(self.value(owner), name)
+            case ["value", name, fields]:
+                return self._with(_made(name), fields)
         return self._fresh(plain)
 
     def _method(self, owner: Any, name: str) -> MethodType:
@@ -246,16 +266,18 @@ class _Reader:
                 made.default_factory = self.value(factory)
                 self._filled(made, pairs)
             case ["object", name, fields]:
-                kind = _class(name)
-                made = self._note(kind.__new__(kind))
-                for field, one in fields.items():
-                    object.__setattr__(made, field, self.value(one))
+                made = self._with(self._note(_made(name)), fields)
             case _:
                 raise ValueError(f"no such kind: {plain[:1]!r}")
         return made
 
     def _note(self, made: Any) -> Any:
         self._made.append(made)
+        return made
+
+    def _with(self, made: Any, fields: dict[str, Any]) -> Any:
+        for field, one in fields.items():
+            object.__setattr__(made, field, self.value(one))
         return made
 
     def _filled(self, made: Any, pairs: list[Any]) -> Any:

@@ -94,7 +94,7 @@ def _main(
 @o.sets(
     broker=(
         *(o.BROKER_BIND, o.DATA_BIND, o.ADVERTISE, o.SERVERS, o.WORKERS, *o.TRAINING),
-        *(o.RECORD, o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
+        *(o.JOURNAL, o.RECORD, o.INSECURE, *o.LOST, *o.DATA_SOCKETS, o.LOOP),
     ),
     log=o.LOG,
 )

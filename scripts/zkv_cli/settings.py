@@ -175,6 +175,7 @@ class BrokerSection(Section):
     block_bytes: Annotated[int, BeforeValidator(size), AfterValidator(_blocks)] = 0
     placement: Annotated[str, AfterValidator(_placement)] = "by_size"
     topology: Annotated[str, AfterValidator(_topology)] = "servers"
+    journal: str = "auto"
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
