@@ -696,6 +696,12 @@ class Sim:
                 # It writes all settings anew, and must not overtake a rate that has to wait.
                 yield lambda token: s.Ask(token, "codec", self.options.codec)
 
+    def next_token(self, rank: int, batch: int) -> int:
+        """Return the number that a batch's gradients are made of: no other one has it."""
+        del rank, batch
+        self.tokens += 1
+        return self.tokens - 1
+
     def _push_plain(self, route: bytes, worker: SimWorker, rank: int) -> None:
         token, self.tokens = self.tokens, self.tokens + 1
         hot = np.zeros(4096)
@@ -718,7 +724,7 @@ class Sim:
 
     def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> Program:
         state.check()
-        token, self.tokens = self.tokens, self.tokens + 1
+        token = self.next_token(rank, state.number)
         rng = np.random.default_rng([self.seed, token])
         hot = np.zeros(4096)
         hot[token] = 1.0

@@ -27,6 +27,8 @@ from zkv.wire import CONTROL_BYTES_MAX, MESSAGES_PER_PACKET_MAX, encode
 PACKET_BYTES_MAX = CONTROL_BYTES_MAX // 2
 """The messages of one packet: half of what a frame may have, as its outer part counts too."""
 PATIENCE_BYTES = 64 * 1024
+STRANGER = 0
+"""The number of an empty packet that says: I do not know you, begin anew. Messages count from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,6 @@ class Link:
             return None, []
         if packet.source != self.peer:
             change = self._changed(packet)
-        self._peer_origin = packet.origin or self._peer_origin
         self.heard = now
         if packet.target not in (0, self.instance):
             # Meant for the process that was here before: answer, so that the peer learns of us.
@@ -122,7 +123,8 @@ class Link:
         return change, self._take(packet)
 
     def _changed(self, packet: Packet) -> PeerChanged:
-        goes_on = bool(self.peer and packet.origin) and packet.origin == self._peer_origin
+        known = self.peer and packet.origin and packet.number != STRANGER
+        goes_on = bool(known) and packet.origin == self._peer_origin
         change = PeerChanged(packet.source, self.peer, goes_on)
         if self.peer:
             self._former.append(self.peer)
@@ -130,7 +132,7 @@ class Link:
                 self.again()
             else:
                 self._fresh()
-        self.peer, self._peer_origin = packet.source, b""
+        self.peer, self._peer_origin = packet.source, packet.origin
         return change
 
     def again(self) -> None:

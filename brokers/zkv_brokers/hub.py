@@ -13,7 +13,7 @@ from msgspec import structs
 
 from zkv import control as c
 from zkv.errors import ProtocolError, VersionMismatch
-from zkv.link import Link
+from zkv.link import STRANGER, Link
 from zkv.wire import open_envelope
 
 
@@ -115,10 +115,8 @@ class Hub:
     def _turn_away(self, route: bytes, packet: c.Packet) -> None:
         """Answer a peer of another broker, or one that this broker has let go before it was
         restarted: the bare answer tells it that this one is new."""
-        origin = b"" if packet.target in self._lives else self._origin
-        stranger = Link(self.instance, peer=packet.source, origin=origin)
-        stranger.receive(packet, self.now)
-        self._out += [Send(route, c.encode_packet(p)) for p in stranger.outgoing(self.now)]
+        answer = c.Packet(self.instance, packet.source, STRANGER, 1, [], self._origin)
+        self._out.append(Send(route, c.encode_packet(answer)))
 
     def send(self, peer: int, message: c.Message) -> None:
         """Queue a message for a peer, if it is still known."""

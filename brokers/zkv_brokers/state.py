@@ -182,7 +182,6 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
-@cache
 def _is_value(kind: type) -> bool:
     """Return whether a class's objects never change, so that it does not matter which one it is."""
     about = vars(kind).get("__dataclass_params__")
