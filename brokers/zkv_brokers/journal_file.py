@@ -141,10 +141,13 @@ class JournalFile:
         self._sync_folder()
 
     def put_aside(self) -> Path:
-        """Give the journal another name, and return that."""
+        """Give the journal another name too, so that it outlives the next one; return that."""
         old = self._folder / OLD
-        self.path.replace(old)
-        self._sync_folder()
+        try:
+            old.unlink(missing_ok=True)
+            old.hardlink_to(self.path)
+        except OSError as error:
+            raise _unwritten(old, error) from error
         return old
 
     def close(self) -> None:

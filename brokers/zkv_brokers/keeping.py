@@ -9,16 +9,27 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zkv.errors import JournalError
 from zkv_brokers import recovery
 from zkv_brokers import router as r
 from zkv_brokers.config import RouterConfig
-from zkv_brokers.journal_file import JournalFile
 from zkv_brokers.state import packed
 from zkv_net import loop as net
 
+if TYPE_CHECKING:
+    from zkv_brokers.journal_file import JournalFile
+
 log = logging.getLogger("zkv.broker")
+
+
+def _opened(folder: Path) -> JournalFile:
+    """Return a folder's journal."""
+    # Its locks and modes are those of POSIX: a broker without a journal must not need them.
+    from zkv_brokers.journal_file import JournalFile
+
+    return JournalFile(folder)
 
 
 class Keeping:
@@ -33,7 +44,7 @@ class Keeping:
         self._turns = recovery.Turns()
         self._ahead_s = 0.0
         """The router's clock less this machine's: it stood still while there was no broker."""
-        self._file = None if folder is None else JournalFile(folder)
+        self._file = None if folder is None else _opened(folder)
         self.first: list[r.Action] = []
         """What a router that goes on has to say at once."""
         try:

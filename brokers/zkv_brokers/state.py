@@ -28,6 +28,9 @@ BUILTINS: dict[str, Any] = {
 }
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
+_SENSELESS = (ValueError, TypeError, LookupError, AttributeError, ImportError, RecursionError)
+"""What bytes lead to that are no state."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -49,7 +52,7 @@ def unpacked(content: bytes) -> Any:
     """
     try:
         return _Reader().value(_decode(content))
-    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (msgspec.MsgspecError, *_SENSELESS) as error:
         raise ProtocolError(f"no state of a machine: {error}") from error
 
 

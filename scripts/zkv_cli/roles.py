@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,8 @@ def journal_folder(text: str, bind: str) -> Path | None:
     need not think of it.
     """
     host, port = split_address(bind)
-    if text == "none" or (text == "auto" and port in ("0", "*")):
+    nobody = port in ("0", "*") or sys.platform == "win32"
+    if text == "none" or (text == "auto" and nobody):
         return None
     if text != "auto":
         return Path(text)
