@@ -118,6 +118,8 @@ class Broker:
             control.close(linger=0)
             data.close(linger=0)
             self._context.term()
+            if self._keeping is not None:
+                self._keeping.close(done=False)
             raise
         self._control = FdSocket(control, self._received, turn_over=self._turn_over)
         self._relay = Relay(self._context, data, self._link_changed, size)

@@ -28,7 +28,7 @@ class Door:
 
     @property
     def outside(self) -> Iterable[int]:
-        """Who waits for the servers to be complete."""
+        """Who waits for the servers to be complete, or for anybody to come back."""
         return self._early
 
     def knock(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
@@ -40,7 +40,7 @@ class Door:
         router = self._router
         if router.failed is not None:
             router.hub.send(peer, router.failed)
-        elif not router.members.complete:
+        elif router.returning.waiting or not router.members.complete:
             self._early[peer] = hello
         elif router.members.holder(hello) is not None:
             self._contested.setdefault(peer, (hello, router.hub.now))
@@ -48,7 +48,7 @@ class Door:
             self._admit(peer, hello, out)
 
     def open(self, out: Decisions) -> None:
-        """All servers are here: let in who has waited for them."""
+        """Let in who has waited, if all servers are here."""
         early, self._early = self._early, {}
         for peer, hello in early.items():
             try:

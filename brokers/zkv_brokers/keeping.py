@@ -122,7 +122,7 @@ class Keeping:
         if self.router.returning.abandoned:
             old = file.put_aside()
             log.warning(
-                "nobody of the run in %s has come back, and a new server is here: a new run "
+                "nobody of the run in %s has come back, and others are here: a new run "
                 "begins, and that journal is now %s",
                 file.path,
                 old,

@@ -1,7 +1,7 @@
 """After a broker's restart: its members are taken up again as they are heard. Part of the router.
 
-If none of them is heard, but a new server stands at the door, the run that the journal is of has
-ended without a word, and a new one may begin.
+Until the first of them is, newcomers wait at the door and nobody is given up. If none comes back, the
+run that the journal is of has ended without a word, and a new one may begin.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Returning:
         router = self._router
         router.members.term = term
         router.hub.restart(instance)
-        self._since = router.hub.now
+        self._since = router.hub.now if router.members.by_peer else None
         for server in router.members.servers.values():
             # The connections that were watched have ended with the process.
             server.broken = False
@@ -45,12 +45,16 @@ class Returning:
         text = f"going on at version {version} of the model, entry {entries} of the log"
         router.hub.note("warning", f"{text}; {workers} workers and {servers} servers are members")
 
+    @property
+    def waiting(self) -> bool:
+        """Whether nobody has come back yet, so that it is not known if the run goes on."""
+        return self._since is not None
+
     def holds(self, peer: int, hello: c.ServerHello) -> bool:
-        """Return whether a new server has to wait until it is known if the run goes on."""
-        if self._since is None or not self._router.members.complete:
-            return False
-        self._strangers[peer] = hello
-        return True
+        """Return whether a new server has to wait until that is known."""
+        if self.waiting:
+            self._strangers[peer] = hello
+        return self.waiting
 
     def look(self, out: Decisions) -> None:
         """See whether anybody has come back."""
@@ -65,9 +69,10 @@ class Returning:
             return
         if all(router.hub.is_away(peer) for peer in router.members.by_peer):
             late = router.hub.now - self._since > ABANDONED_S
-            self.abandoned = late and bool(self._strangers)
+            self.abandoned = late and bool(self._strangers or router.door.outside)
             return
         self._since = None
+        router.door.open(out)
         strangers, self._strangers = self._strangers, {}
         for peer, hello in strangers.items():
             try:

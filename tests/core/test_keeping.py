@@ -286,3 +286,39 @@ def test_the_journal_stays_bounded_and_makes_the_same_router(
 
 def replace_name(hello: c.ServerHello, name: str) -> c.ServerHello:
     return c.ServerHello(name, f"tcp://{name}:1", 0, hello.host, hello.pid, False)
+
+
+def test_who_comes_first_to_a_broker_whose_run_has_ended_waits_and_is_let_into_the_next(
+    tmp_path: Path,
+) -> None:
+    """All of it was killed, and started again."""
+    one = broker(tmp_path)
+    Peer(11).say(one, SERVER)
+    Peer(22).say(one, WORKER)
+    killed(one)
+    two, worker, server = broker(tmp_path), Peer(33), Peer(44)
+    two.turn([r.ServerLink(0, up=False)], two.now())
+    worker.say(two, WORKER)
+    two._ahead_s += ABANDONED_S - 1.0
+    two.turn([r.Tick()], two.now())
+    assert two.router.failed is None
+    assert worker.heard == []
+    two._ahead_s += 1.1
+    two.turn([r.Tick()], two.now())
+    for peer, hello in ((server, SERVER), (worker, WORKER)):
+        peer.say(two, c.Beat(0.0))
+        peer.say(two, hello)
+    assert any(isinstance(m, c.Welcome) for m in worker.heard)
+    killed(two)
+
+
+def test_who_comes_early_is_let_in_when_somebody_has_come_back(tmp_path: Path) -> None:
+    one, server, worker = broker(tmp_path), Peer(11), Peer(33)
+    server.say(one, SERVER)
+    killed(one)
+    two = broker(tmp_path)
+    worker.say(two, WORKER)
+    assert not two.router.members.workers
+    server.say(two, c.Beat(0.0))
+    assert len(two.router.members.workers) == 1
+    killed(two)
