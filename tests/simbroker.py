@@ -54,6 +54,12 @@ class SimBroker:
         if not self.sim.options.broker_crashes:
             return actions
         self._turns.add(events, now, 0.0)
+        if self.router.returning.abandoned:
+            # None of its members was there any more, so nothing is lost with them.
+            assert not self.router.groups.by_number, self.sim.story()
+            self.sim.router = self.router = self.sim._new_router()
+            self.begin()
+            return []
         if not self._turns.must_be_kept(actions):
             return actions
         return self._keep(actions)

@@ -1,7 +1,7 @@
 """After a broker's restart: its members are taken up again as they are heard. Part of the router.
 
-Until the first of them is, newcomers wait at the door and nobody is given up. If none comes back, the
-run that the journal is of has ended without a word, and a new one may begin.
+Until the first of them is, newcomers wait at the door and nobody is given up. If none comes back,
+the run that the journal is of has ended without a word, and a new one may begin.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Returning:
             self.abandoned = late and bool(self._strangers or router.door.outside)
             return
         self._since = None
-        router.door.open(out)
         strangers, self._strangers = self._strangers, {}
         for peer, hello in strangers.items():
             try:
@@ -80,3 +79,4 @@ class Returning:
                     router.servers_changed()
             except ZkvError as error:
                 router.refuse(peer, 0, error)
+        router.door.open(out)

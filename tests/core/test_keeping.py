@@ -83,7 +83,7 @@ def test_members_are_taken_up_where_they_were_and_hear_what_they_had_missed(
 def test_the_time_without_a_broker_is_nobodys_silence(tmp_path: Path) -> None:
     one, server = broker(tmp_path), Peer(11)
     server.say(one, SERVER)
-    last = one.now()
+    last = one.router.hub.now
     killed(one)
     two = broker(tmp_path)
     # Its clock goes on from the last turn, whatever this machine's says by now.
