@@ -28,9 +28,9 @@ messages and in tables."""
 BLOCK_S = 0.002
 """How long a block may be under way at most on a link that is slower than a block of 1 MiB needs:
 what is urgent waits for one, and then for its own."""
-NEAR_BYTES_PER_S = 1e10
-"""What counts as the rate of a way that does not leave the machine."""
-BLOCK_BYTES_MAX, FAST_S, BLOCKS_FEW = 4 * 1024 * 1024, 0.0005, 16
+NEAR_BYTES_PER_S = 2e10
+"""What counts as the rate of a way that does not leave the machine: memory is copied so fast."""
+BLOCK_BYTES_MAX, FAST_S, BLOCKS_FEW = 8 * 1024 * 1024, 0.0005, 10
 """Where a larger block takes as little as that, its message costs more than its bytes: it is cut so
 large if so many remain, which travel and are summed side by side."""
 
@@ -40,7 +40,7 @@ def block_bytes_on(link_rate: float, total_bytes: int) -> int:
     (0.0: not known).
 
     A power of two from 64 KiB, below which a message costs more than what it carries, to 1 MiB, or
-    4 MiB on the fastest links.
+    8 MiB within a machine.
     """
     size = BLOCK_BYTES
     while 2 * size <= min(BLOCK_BYTES_MAX, link_rate * FAST_S, total_bytes / BLOCKS_FEW):
@@ -51,6 +51,18 @@ def block_bytes_on(link_rate: float, total_bytes: int) -> int:
     return size
 
 
+def bucket_bytes_on(link_rate: float, total_bytes: int) -> int:
+    """Return up to which size keys share blocks, for values of `total_bytes` on such a link.
+
+    Within a machine a key of some MB costs less than a message of its own does; `BLOCKS_FEW` blocks
+    are left, so that some travel while others are summed.
+    """
+    if link_rate < NEAR_BYTES_PER_S:
+        return BUCKET_BYTES
+    size = block_bytes_on(link_rate, total_bytes)
+    return max(BUCKET_BYTES, min(size, total_bytes // BLOCKS_FEW))
+
+
 def plan(
     entries: Sequence[KeyEntry],
     servers: int,
@@ -59,7 +71,7 @@ def plan(
     bid_first: int = 0,
     load: Sequence[int] | None = None,
     block_bytes: int | Callable[[KeyEntry], int] = BLOCK_BYTES,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | Callable[[KeyEntry], int] = BUCKET_BYTES,
     placement: Placement = DEFAULT,
     names: Sequence[str] = (),
     held: Sequence[Share] | None = None,
@@ -67,7 +79,7 @@ def plan(
 ) -> list[BlockSpec]:
     """Cut keys into blocks and give each block a server.
 
-    Keys above `bucket_bytes` are cut into slices of at most `block_bytes`, which may differ by key.
+    Keys above `bucket_bytes` are cut into slices of at most `block_bytes`; both may differ by key.
     Smaller ones share buckets with neighbours of the same dtype and the same `together(entry)`
     (rule, reduction) that the placement does not set apart. A model of nothing but small keys is
     still spread: a bucket takes no more than its server's share.
@@ -82,8 +94,8 @@ def plan(
             what to try.
     """
 
-    def size_for(entry: KeyEntry) -> int:
-        return block_bytes if isinstance(block_bytes, int) else block_bytes(entry)
+    def of(size: int | Callable[[KeyEntry], int]) -> Callable[[KeyEntry], int]:
+        return (lambda entry: size) if isinstance(size, int) else size
 
     own = [entry for entry in entries if entry.spec.same_as is None]
     wishes = Wishes(placement, servers, (entry.spec.key for entry in own), names)
@@ -92,8 +104,8 @@ def plan(
         # On a ring a bucket's keys are of one server already, however many servers there are.
         1 if wishes.ring is not None else servers,
         lambda entry: (together(entry), wishes.apart(entry.spec.key)),
-        size_for,
-        bucket_bytes,
+        of(block_bytes),
+        of(bucket_bytes),
     )
     if held is None:
         held = [Share(0, nbytes, nbytes) for nbytes in load or [0] * servers]
@@ -154,13 +166,13 @@ def _pieces(
     servers: int,
     together: Callable[[KeyEntry], object],
     block_bytes: Callable[[KeyEntry], int],
-    bucket_bytes: int,
+    bucket_bytes: Callable[[KeyEntry], int],
 ) -> list[tuple[int, list[Segment]]]:
     """Return (bytes, segments) of each block, in the order of its first key."""
     sizes = {
         entry.kid: size_of(entry.spec) * DTYPES[entry.spec.dtype].itemsize for entry in entries
     }
-    small = sum(size for size in sizes.values() if size <= bucket_bytes)
+    small = sum(sizes[one.kid] for one in entries if sizes[one.kid] <= bucket_bytes(one))
     share = max(1, -(-small // servers))
     pieces: list[list[Segment]] = []
     filled: list[int] = []
@@ -168,7 +180,7 @@ def _pieces(
     for entry in entries:
         size = sizes[entry.kid]
         itemsize = DTYPES[entry.spec.dtype].itemsize
-        if size > bucket_bytes:
+        if size > bucket_bytes(entry):
             span = max(1, block_bytes(entry) // itemsize)
             for start in range(0, size // itemsize, span):
                 stop = min(start + span, size // itemsize)
@@ -178,12 +190,16 @@ def _pieces(
         kind = (entry.spec.dtype, together(entry))
         at = open_buckets.get(kind)
         bucket_max = min(block_bytes(entry), share)
+        before = at
         if at is None or (filled[at] + size > bucket_max and filled[at] > 0):
-            at = open_buckets[kind] = len(pieces)
+            at = len(pieces)
             pieces.append([])
             filled.append(0)
         pieces[at].append(whole(entry.kid, size // itemsize))
         filled[at] += size
+        # A key that needs nearly all of a bucket leaves the one before it to smaller ones.
+        if before is None or filled[at] < filled[before]:
+            open_buckets[kind] = at
     return list(zip(filled, pieces, strict=True))
 
 

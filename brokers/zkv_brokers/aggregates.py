@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -296,6 +298,9 @@ def _votes(share: Share) -> bool:
 
 def total_weight(shares: Sequence[Share]) -> float:
     """Return the samples in all these shares, summed in float64."""
+    if len(shares) < 8:
+        # NumPy adds so few one after the other, too; `sum` does more than that in later Pythons.
+        return reduce(add, [share.weight for share in shares], 0.0)
     return float(np.sum(np.asarray([share.weight for share in shares], dtype=np.float64)))
 
 

@@ -19,7 +19,14 @@ from zkv.fitting import Share, empty
 from zkv.layout import Layout, check_spec, differences, size_of
 from zkv.link import PACKET_BYTES_MAX
 from zkv.optimizer_spec import OptimizerSpec, optimizer
-from zkv.placement import BLOCK_BYTES, block_bytes_on, plan, segments_load
+from zkv.placement import (
+    BLOCK_BYTES,
+    BUCKET_BYTES,
+    block_bytes_on,
+    bucket_bytes_on,
+    plan,
+    segments_load,
+)
 from zkv.placements import ByLoad, placement
 from zkv.wire import BlockSpec, KeyEntry, KeySpec, TableEntry, TableSpec, encode
 from zkv_brokers.coding import Coding
@@ -247,6 +254,11 @@ class Catalog:
             cut = self.pieces(-(-size // most))
             return -(-size // cut) * itemsize if cut else measured
 
+        def bucket_bytes(entry: KeyEntry) -> int:
+            if self._block_bytes or not self._coding.is_dense(entry.spec):
+                return BUCKET_BYTES
+            return bucket_bytes_on(link_rate, total)
+
         loads = self._loads(entries)
         return plan(
             entries,
@@ -254,6 +266,7 @@ class Catalog:
             together=together,
             bid_first=self._counts[2],
             block_bytes=block_bytes,
+            bucket_bytes=bucket_bytes,
             placement=self.placement,
             names=self._names(),
             held=self._held(servers, loads),

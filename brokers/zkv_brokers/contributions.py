@@ -27,6 +27,8 @@ class Open:
     """By block, or by place for what is pushed to tables."""
     declared: dict[int, float] = field(default_factory=dict)
     """The weight, by block, that came with those that skip no key."""
+    unseen: set[int] = field(default_factory=set)
+    """Blocks whose values were not looked at yet: before they are, nothing is said of them."""
     bids: frozenset[int] | None = None
     """The blocks that `Done` names; None until it has come."""
     skipped: frozenset[int] = frozenset()
@@ -112,6 +114,7 @@ class Contributions:
             for bid in bids & held.payloads.keys():
                 del held.payloads[bid]
                 held.declared.pop(bid, None)
+                held.unseen.discard(bid)
             if held.bids is not None and held.bids & bids:
                 held.bids -= bids
             found.append(name)

@@ -29,7 +29,9 @@ def _cpus() -> int:
 
 SHARED_ELEMENTS = 128 * 1024
 """A run of so many elements is shared with another thread: handing over takes 50 us."""
-HELPER = ThreadPoolExecutor(1, "zkv-sums") if _cpus() > 1 else None
+HELPER = ThreadPoolExecutor(1, "zkv-sums") if _cpus() >= 4 else None
+"""One core alone all but saturates memory, so that a second one gains a tenth where it is idle, and
+takes as much processor again where workers have a use for it."""
 PIECE_ELEMENTS = 32 * 1024
 """Of float32: a piece of each array that a sum of a few needs is in a core's own cache."""
 
@@ -85,10 +87,11 @@ class Dense:
         factor: float,
         now: tuple[Array, tuple[Array, ...]],
         out: tuple[Array, tuple[Array, ...]],
-    ) -> None:
+    ) -> bool:
         """Write the next values and state to `out`, which may be `now`: flat float32 arrays.
 
-        `factor` is what the mean is multiplied by.
+        `factor` is what the mean is multiplied by. Return whether no sum has a NaN or Inf in it,
+        and so no term; False also if that is not known.
         """
         # Compiling needs Numba, and who has none has no use for this.
         from zkv_brokers import dense_numba
@@ -96,16 +99,20 @@ class Dense:
         kernels: Any = dense_numba
         (values, slots), (values_out, slots_out) = now, out
         scratch = np.empty((len(self.terms), PIECE_ELEMENTS), np.float32)
+        finite = True
         for run in runs:
             by, times, rate = map(np.float32, (run.divisor, factor, -run.lr))
             plain = run.rule.name == "sgd" and not dict(run.rule.hyper)["weight_decay"]
             plain = plain and float(by) == run.divisor
-            if plain and len(self.terms) == 2:
-                self._sgd_of_two(kernels, run, (by, times, rate), values, values_out)
+            at_once = kernels.SGD_OF.get(len(self.terms))
+            if plain and at_once is not None and values_out is not values:
+                numbers = (by, times, rate)
+                finite = self._sgd(at_once, run, numbers, values, values_out) and finite
                 continue
             for start in range(run.start, run.stop, PIECE_ELEMENTS):
                 cut = slice(start, min(start + PIECE_ELEMENTS, run.stop))
                 total = self._sum(kernels, 0, len(self.terms), cut, scratch)
+                finite = bool(kernels.finite(total)) and finite
                 if plain:
                     kernels.sgd(values[cut], total, by, times, rate, values_out[cut])
                     continue
@@ -121,30 +128,29 @@ class Dense:
                     count=run.count,
                     out=(values_out[cut], tuple(slot[cut] for slot in slots_out)),
                 )
+        return finite
 
-    def _sgd_of_two(
+    def _sgd(
         self,
-        kernels: Any,
+        kernel: Any,
         run: Run,
         numbers: tuple[Any, Any, Any],
         values: Array,
         out: Array,
-    ) -> None:
-        """Apply sgd to the sum of two terms; of a large run, half of it on another thread."""
-        (g, weight), (h, other) = self.terms
-        w, v = np.float32(weight), np.float32(other)
+    ) -> bool:
+        """Apply sgd to the sum of a few terms; of a large run, half of it on another thread."""
 
-        def part(start: int, stop: int) -> None:
+        def part(start: int, stop: int) -> bool:
             cut = slice(start, stop)
-            kernels.sgd_of_two(values[cut], g[cut], w, h[cut], v, *numbers, out[cut])
+            terms = [one for term, weight in self.terms for one in (term[cut], np.float32(weight))]
+            return bool(kernel(values[cut], *terms, *numbers, out[cut]))
 
         if HELPER is None or run.stop - run.start < SHARED_ELEMENTS:
-            part(run.start, run.stop)
-            return
+            return part(run.start, run.stop)
         middle = (run.start + run.stop) // 2
         half = HELPER.submit(part, middle, run.stop)
-        part(run.start, middle)
-        half.result()
+        finite = part(run.start, middle)
+        return half.result() and finite
 
     def _sum(self, kernels: Any, first: int, last: int, cut: slice, scratch: Array) -> Array:
         """Return the sum of terms `[first, last)` over the tree of `zkv.sums`, in scratch."""
@@ -176,4 +182,6 @@ def warm() -> None:
     dense_numba.two_terms(one, by, one, by, one.copy())
     dense_numba.add_term(one.copy(), one, by)
     dense_numba.sgd(one, one, by, by, by, one.copy())
-    dense_numba.sgd_of_two(one, one, by, one, by, by, by, by, one.copy())
+    dense_numba.finite(one)
+    for count, at_once in dense_numba.SGD_OF.items():
+        at_once(one, *(one, by) * count, by, by, by, one.copy())

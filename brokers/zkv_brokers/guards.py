@@ -17,11 +17,13 @@ Problem = tuple[str | int, str]
 """A key, and why the contribution is refused because of it."""
 
 
-def admit(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Payload | Problem:
+def admit(
+    store: Store, block: BlockSpec, message: d.Push, payload: Array, *, looks: bool = True
+) -> Payload | Problem:
     """Return a block as it is kept, or (key, reason) if it must be refused.
 
     `payload` has the block's bytes as flat uint8. Initial values may have NaN and any dtype, and
-    come without a codec.
+    come without a codec. `looks`: also at the values of one that `may_wait`.
     """
     layout = store.layout
     first = layout.entries[block.segments[0].kid].spec
@@ -41,20 +43,27 @@ def admit(store: Store, block: BlockSpec, message: d.Push, payload: Array) -> Pa
         finally:
             store.decoded(block.bid, store.clock() - began)
         values = narrow(wide.astype(layout.dtype(block).wide, copy=False), layout.dtype(block))
-        return _check_values(store, block, values) or values
+        return check_values(store, block, values) or values
     if message.codec != "none" or message.form is not None:
         return first.key, f"codec {message.codec!r} cannot be used for {first.dtype} or at init"
     bytes_expected = layout.block_bytes(block)
     if payload.nbytes != bytes_expected:
         return first.key, f"{payload.nbytes} bytes where block {block.bid} has {bytes_expected}"
     stored = aligned(payload).view(layout.dtype(block).stored)
-    problem = None if seeds else _check_values(store, block, stored)
+    problem = check_values(store, block, stored) if looks and not seeds else None
     return stored if problem is None else problem
 
 
-def _check_values(store: Store, block: BlockSpec, stored: Array) -> Problem | None:
+def may_wait(store: Store, block: BlockSpec, message: d.Push) -> bool:
+    """Return whether a block's values may be looked at when they are summed: who reads them then
+    finds what is not finite by the way."""
+    return message.form is None and store.sums_in_one_go(block)
+
+
+def check_values(store: Store, block: BlockSpec, stored: Array) -> Problem | None:
+    """Return why values must be refused; None: they need not be."""
     layout, kid = store.layout, block.segments[0].kid
-    dtype, rule = layout.dtype(block), store.spec_for(kid).rule.name
+    dtype, rule = layout.dtype(block), store.rules.spec_for(kid).rule.name
     if not dtype.floating and rule != "assign":
         return (
             layout.entries[kid].spec.key,

@@ -34,6 +34,7 @@ from zkv_brokers.loads import Loads
 from zkv_brokers.log import Log
 from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
+from zkv_brokers.optimizers_in_force import MODEL_DEFAULT, PLAIN_DEFAULT
 from zkv_brokers.rearranging import rearrange
 from zkv_brokers.returning import Returning
 from zkv_brokers.signals import Action as Action
@@ -43,7 +44,6 @@ from zkv_brokers.signals import Restarted as Restarted
 from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
-from zkv_brokers.store import MODEL_DEFAULT, PLAIN_DEFAULT
 
 
 class Router:

@@ -25,7 +25,7 @@ from zkv_brokers.configured import down_of, settings_of, up_of
 from zkv_brokers.contributions import Contributions, Open
 from zkv_brokers.copies import Copies
 from zkv_brokers.grants import Grants, ToWorker
-from zkv_brokers.guards import Problem, admit
+from zkv_brokers.guards import Problem, admit, check_values, may_wait
 from zkv_brokers.joints import Joints
 from zkv_brokers.memory import Memory
 from zkv_brokers.parked import Parked
@@ -37,7 +37,7 @@ from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
-from zkv_brokers.shard_keys import discard, regroup, status_of
+from zkv_brokers.shard_keys import discard, drop, regroup, status_of
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
 
@@ -79,6 +79,7 @@ class Shard:
         self._groups: set[int] = set()
         self._acks: dict[int, list[tuple[ContributionId, int]]] = {}
         self._held: list[tuple[ContributionId, int]] = []
+        self._voids: list[Action] = []
         self._parked = Parked()
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -114,6 +115,8 @@ class Shard:
         for incarnation, items in self._acks.items():
             out.append(ToWorker(incarnation, d.Ack(self.number, incarnation, items), None))
         self._acks.clear()
+        out += self._voids
+        self._voids.clear()
         if self._held:
             out.append(ToBroker(c.Held(self._held, self.index)))
             self._held = []
@@ -159,7 +162,8 @@ class Shard:
                 self.layout.add(entry.keys, entry.blocks, group, entry.tables)
                 self.tables.add(entry.tables, self.number)
             case c.Drop(init=init):
-                self._drop(init)
+                del self._seed_bids[init]
+                drop(self, self._inits.pop(init))
             case c.Regroup(kid=kid, group=group, bid=bid):
                 self._groups.add(group)
                 regroup(self, kid, group, bid)
@@ -200,7 +204,10 @@ class Shard:
 
     def _grant(self, entry: c.Grant) -> None:
         self.tables.granted(entry)
-        blocks = [b for b in self._granted(entry) if b.server == self.number]
+        of = (
+            self.layout.blocks_for(entry.kids) if entry.kids else self.layout.blocks_in(entry.group)
+        )
+        blocks = [block for block in of if block.server == self.number]
         if entry.group != MODEL or entry.version <= self.versions.get(MODEL, 0):
             self.grants.add(entry, blocks)
             self.commits.granted(entry, blocks)
@@ -215,25 +222,9 @@ class Shard:
         """Make the next version of blocks, where all for it is here, and send it as granted."""
         streaming, began = self.commits.streaming, self.store.clock()
         for block in blocks:
-            if (state := streaming.make(block)) is not None:
+            if (state := streaming.make(block, self._is_sound)) is not None:
                 self.grants.fill(block, streaming.version, state.current)
         self.commits.update_s += self.store.clock() - began
-
-    def _drop(self, init: int) -> None:
-        entry = self._inits.pop(init)
-        del self._seed_bids[init]
-        kids = [key.kid for key in entry.keys if key.spec.same_as is None]
-        tables = [table.kid for table in entry.tables]
-        self.tables.drop(tables)
-        for block in self.layout.blocks_for(kids):
-            self.store.drop(block.bid)
-        self.layout.remove(kids + tables)
-        self.contributions.discard(entry.incarnation, SEEDS, init, -1)
-
-    def _granted(self, entry: c.Grant) -> list[BlockSpec]:
-        if entry.kids:
-            return self.layout.blocks_for(entry.kids)
-        return self.layout.blocks_in(entry.group)
 
     def _mine(self, group: int) -> list[BlockSpec]:
         return [b for b in self.layout.blocks_in(group) if b.server == self.number and b.segments]
@@ -260,9 +251,9 @@ class Shard:
                 ways = (self.commits.streaming, self._make, self._report_if_held, self._ack)
                 out += self.joints.take(message, payload, self.members, *ways)
             case d.Push() if payload is not None:
-                self._push(message, payload, out)
+                self._push(message, payload)
             case d.Done():
-                self._done(message, out)
+                self._done(message)
             case d.Got(incarnation=incarnation, group=group, grant=grant, bids=bids):
                 self.grants.got(incarnation, group, grant, bids, now)
             case d.Ask():
@@ -284,7 +275,7 @@ class Shard:
     def _ack(self, contribution: ContributionId, bid: int) -> None:
         self._acks.setdefault(contribution.incarnation, []).append((contribution, bid))
 
-    def _push(self, message: d.Push, payload: Array, out: list[Action]) -> None:
+    def _push(self, message: d.Push, payload: Array) -> None:
         name = message.contribution
         elsewhere = name.group != SEEDS and self.copies.elsewhere(message.bid, message.placement)
         if elsewhere or self.contributions.is_settled(name, message.grant):
@@ -295,23 +286,27 @@ class Shard:
         if message.bid not in held.payloads and not held.void and not done:
             block = self.layout.blocks.get(bid_of(message.bid))
             if block is None or not self._is_part(name, message.bid):
-                self._void(name, held, self._no_block(name, message.bid), out)
+                self._void(name, held, self._no_block(name, message.bid))
             else:
                 rows = self.tables.admit(message, payload)
-                kept = rows or admit(self.store, block, message, payload)
+                streams = self.commits.streaming.begun(name, held) and block.server == self.number
+                waits = rows is None and streams and may_wait(self.store, block, message)
+                kept = rows or admit(self.store, block, message, payload, looks=not waits)
                 if isinstance(kept, tuple):
-                    self._void(name, held, kept, out)
+                    self._void(name, held, kept)
                 else:
                     held.payloads[message.bid] = kept
+                    if waits:
+                        held.unseen.add(message.bid)
                     self.traffic.carried(message.bid, payload.nbytes)
                     if message.weight is not None:
                         held.declared[message.bid] = message.weight
-                    if self.commits.streaming.begun(name, held) and block.server == self.number:
+                    if streams:
                         self._make([block])
         self._ack(name, message.bid)
         self._report_if_held(name, held)
 
-    def _done(self, message: d.Done, out: list[Action]) -> None:
+    def _done(self, message: d.Done) -> None:
         name = message.contribution
         if not self.contributions.is_settled(name, message.grant):
             held = self._open(name, message.grant)
@@ -319,7 +314,7 @@ class Shard:
             here = [bid for bid in message.bids if seeds or not self.copies.elsewhere(bid, at)]
             strange = [bid for bid in here if not self._is_part(name, bid)]
             if strange:
-                self._void(name, held, self._no_block(name, strange[0]), out)
+                self._void(name, held, self._no_block(name, strange[0]))
             elif held.bids is None:
                 # Said once: what was reported as held does not change any more.
                 held.weight = message.weight
@@ -365,17 +360,31 @@ class Shard:
         of = "this initialisation" if name.group == SEEDS else f"group {name.group}"
         return "?", f"server {self.number} holds no block {bid} of {of}"
 
-    def _void(self, name: ContributionId, held: Open, problem: Problem, out: list[Action]) -> None:
+    def _void(self, name: ContributionId, held: Open, problem: Problem) -> None:
         if held.void or held.reported:
             return
         key, reason = problem
         held.void = True
         held.payloads.clear()
-        out.append(ToBroker(c.Void(name, held.grant, key, reason)))
+        held.unseen.clear()
+        self._voids.append(ToBroker(c.Void(name, held.grant, key, reason)))
+
+    def _is_sound(self, name: ContributionId, block: BlockSpec) -> bool:
+        """Look at what has come of a block, and refuse the contribution if it must not count."""
+        held = self.contributions.open[name]
+        values = held.dense(block.bid)
+        assert isinstance(values, np.ndarray), "only what comes as it is waits to be looked at"
+        problem = check_values(self.store, block, values)
+        if problem is not None:
+            self._void(name, held, problem)
+        return problem is None
 
     def _report_if_held(self, name: ContributionId, held: Open) -> None:
         if held.void or held.reported or not held.complete or held.bids is None:
             return
+        if not all(self._is_sound(name, self.layout.blocks[bid]) for bid in sorted(held.unseen)):
+            return
+        held.unseen.clear()
         held.reported = True
         held.payloads = {bid: held.payloads[bid] for bid in sorted(held.bids)}
         if name.group == SEEDS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zkv import control as c
-from zkv.wire import MODEL, NO_BATCH, PULLS
+from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS
 
 if TYPE_CHECKING:
     from zkv_brokers.shard import Shard
@@ -16,6 +16,7 @@ def regroup(shard: Shard, kid: int, group: int, bid: int) -> None:
     """Move a key into a group of its own; out of a bucket into block `bid`."""
     layout, store = shard.layout, shard.store
     shard.grants.forget_sent()
+    store.rules.forget()
     (before, *rest) = layout.blocks_for([kid])
     layout.regroup(kid, group, bid)
     if not rest and bid in layout.blocks and before.server == shard.number:
@@ -23,6 +24,17 @@ def regroup(shard: Shard, kid: int, group: int, bid: int) -> None:
     else:
         for block in (before, *rest):
             store.views.drop(block.bid)
+
+
+def drop(shard: Shard, entry: c.Init) -> None:
+    """Forget keys whose first values will not come."""
+    kids = [key.kid for key in entry.keys if key.spec.same_as is None]
+    tables = [table.kid for table in entry.tables]
+    shard.tables.drop(tables)
+    for block in shard.layout.blocks_for(kids):
+        shard.store.drop(block.bid)
+    shard.layout.remove(kids + tables)
+    shard.contributions.discard(entry.incarnation, SEEDS, entry.init, NO_BATCH)
 
 
 def discard(shard: Shard, entry: c.Discard) -> None:

@@ -8,51 +8,36 @@ log.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from zkv.dtypes import Array, DType, narrow, widen
 from zkv.layout import Layout
-from zkv.optim import Rule, init_slots, square_sum, square_sum_of, stays_where_zero, update
-from zkv.optimizer_spec import OptimizerSpec, optimizer
-from zkv.staleness import Staleness
+from zkv.optim import init_slots, square_sum, square_sum_of, stays_where_zero, update
+from zkv.optimizer_spec import OptimizerSpec
 from zkv.sums import divided
-from zkv.wire import MODEL, BlockSpec, Segment
+from zkv.wire import BlockSpec
 from zkv_brokers.aggregates import (
     Aggregation,
     Share,
     SparseSum,
     Total,
-    present_in,
     spans,
-    total_weight,
 )
 from zkv_brokers.block_state import BlockState as BlockState
 from zkv_brokers.block_state import Pinned as Pinned
 from zkv_brokers.dense import Dense, Run
+from zkv_brokers.key_rules import KeyRules
 from zkv_brokers.memory import Memory
+from zkv_brokers.optimizers_in_force import Settings as Settings
 from zkv_brokers.regions import Regions
 from zkv_brokers.views import Views
 from zkv_codecs.backend import fastest
 
-PLAIN_DEFAULT = "assign"
-MODEL_DEFAULT = "sgd:lr=0.01"
 
-
-@dataclass(slots=True)
-class Settings:
-    """The optimizers in force: for the model, and for plain keys."""
-
-    model: OptimizerSpec
-    plain: OptimizerSpec
-    staleness: Staleness = field(default_factory=Staleness)
-
-    @staticmethod
-    def default() -> Settings:
-        """Return the settings of a cluster that was told nothing."""
-        return Settings(optimizer(MODEL_DEFAULT), optimizer(PLAIN_DEFAULT))
+def _whole(spec: OptimizerSpec) -> float:
+    return 1.0
 
 
 class Store:
@@ -73,26 +58,22 @@ class Store:
         self.clock = clock
         self.decode_s: dict[int, float] = {}
         """Seconds spent on decoding what workers have pushed, by block."""
-        self.settings = Settings.default()
         self.blocks: dict[int, BlockState] = {}
         self.backend = fastest()
         """The kernels of codecs."""
         self.views = Views(layout, self.backend)
         """What grants of batches send, where that is not the values themselves."""
-        self._own_rules: dict[str, OptimizerSpec] = {}
-        self._rules: dict[int, tuple[OptimizerSpec, Rule, float]] = {}
+        self.rules = KeyRules(layout)
+
+    @property
+    def settings(self) -> Settings:
+        """The optimizers in force."""
+        return self.rules.settings
 
     def configure(self, settings: Settings) -> None:
         """Use these optimizers from the next commit on."""
-        self.settings = settings
-        self._rules.clear()
-
-    def _rule_for(self, kid: int) -> tuple[OptimizerSpec, Rule, float]:
-        found = self._rules.get(kid)
-        if found is None:
-            spec = self.spec_for(kid)
-            found = self._rules[kid] = (spec, *spec.for_key(self.layout.entries[kid].spec.key))
-        return found
+        self.rules.settings = settings
+        self.rules.forget()
 
     def put(self, block: BlockSpec, payload: Array) -> None:
         """Set a block's first values (flat, stored dtype), which are copied."""
@@ -106,7 +87,6 @@ class Store:
 
     def split_out(self, kid: int, before: BlockSpec, bid: int) -> None:
         """Move a key's values out of bucket `before` into block `bid`: it trains alone now."""
-        self._rules.pop(kid, None)
         state = self.blocks[before.bid]
         (span,) = [(start, stop) for segment, start, stop in spans(before) if segment.kid == kid]
         rest = [slice(start, stop) for segment, start, stop in spans(before) if segment.kid != kid]
@@ -145,15 +125,6 @@ class Store:
         view = self.views.at(block, current.values, version)
         return current if view is None else Pinned(view.values)
 
-    def spec_for(self, kid: int) -> OptimizerSpec:
-        """Return the optimizer that updates this key: its own, or the one for its group."""
-        text = self.layout.entries[kid].spec.rule
-        if text:
-            if text not in self._own_rules:
-                self._own_rules[text] = optimizer(text)
-            return self._own_rules[text]
-        return self.settings.model if self.layout.group_of[kid] == MODEL else self.settings.plain
-
     def aggregate(
         self, block: BlockSpec, shares: Sequence[Share], *, zeros_stay: bool = False
     ) -> Total | None:
@@ -167,7 +138,7 @@ class Store:
         aggregation = Aggregation(
             block,
             dtype,
-            self.reduces_by_mean(block),
+            self.layout.averages(block),
             self.settings.staleness,
             self._wide_values(block, dtype),
             self.backend,
@@ -186,17 +157,13 @@ class Store:
         state = self.blocks[block.bid]
         return state.master if state.master is not None else widen(state.current.values, dtype)
 
-    def reduces_by_mean(self, block: BlockSpec) -> bool:
-        """Return whether contributions to this block are averaged by weight (else added)."""
-        return self.layout.averages(block)
-
     def square_sums(self, block: BlockSpec, shares: Sequence[Share], version: int) -> float:
         """Return Σ g² (float64) of the reduced gradient, over the keys that will be updated."""
         total = self.aggregate(block, shares)
         if total is None:
             return 0.0
         found = 0.0
-        for run in self._runs(block, shares, version):
+        for run in self.rules.runs(block, shares, version, self.blocks[block.bid]):
             if isinstance(total, SparseSum):
                 part = total.part(run.start, run.stop)
                 values = divided(part.values, run.divisor)
@@ -217,8 +184,8 @@ class Store:
         Return whether any key had an update. `scale(spec)` is the factor of global-norm clipping
         (1.0 for none).
         """
-        runs = list(self._runs(block, shares, version))
-        if self._commit_dense(block, shares, runs, version, scale):
+        runs = list(self.rules.runs(block, shares, version, self.blocks[block.bid]))
+        if self._commit_dense(block, shares, runs, version, scale) is not None:
             return True
         zeros_stay = all(stays_where_zero(run.rule) for run in runs)
         total = self.aggregate(block, shares, zeros_stay=zeros_stay)
@@ -231,7 +198,7 @@ class Store:
         if self._is_kept(state):
             state.current = Pinned(self._regions.copy_of(block, version + 1, state.current.values))
         values = state.current.values
-        factor = scale(self.spec_for(block.segments[0].kid))
+        factor = scale(self.rules.spec_for(block.segments[0].kid))
         for run in runs:
             # What is NaN or infinite times zero is not zero.
             zeros_stay = stays_where_zero(run.rule) and math.isfinite(factor)
@@ -255,47 +222,55 @@ class Store:
         scale: Callable[[OptimizerSpec], float],
         *,
         fresh: bool = False,
-    ) -> bool:
-        """Apply an update of contributions that came as they are (see `commit`); False: it is not
-        one. `fresh`: in arrays of its own."""
+    ) -> bool | None:
+        """Apply an update of contributions that came as they are (see `commit`) and return whether
+        all of it is finite; None: it is not one. `fresh`: in arrays of its own."""
         dense, state = self._dense(block, shares, runs), self.blocks[block.bid]
         if dense is None:
-            return False
+            return None
         self._prepare(state, runs, self.layout.dtype(block))
         values, slots = state.current.values, state.slots
         fresh_values = fresh or self._is_kept(state)
         out = self._regions.empty(block, version + 1) if fresh_values else values
         slots_out = tuple(np.empty_like(slot) for slot in slots) if fresh else slots
-        factor = scale(self.spec_for(block.segments[0].kid))
-        dense.apply(runs, factor, (values, slots), (out, slots_out))
+        factor = scale(self.rules.spec_for(block.segments[0].kid))
+        finite = dense.apply(runs, factor, (values, slots), (out, slots_out))
         state.slots, state.changed = slots_out, version + 1
         if fresh_values:
             state.current = Pinned(out)
-        return True
+        return finite
+
+    def sums_in_one_go(self, block: BlockSpec) -> bool:
+        """Return whether there are kernels for contributions to a block that came as they are."""
+        return self.backend.name == "numba" and self.layout.dtype(block).name == "float32"
 
     def _dense(
         self, block: BlockSpec, shares: Sequence[Share], runs: Sequence[Run]
     ) -> Dense | None:
-        if self.backend.name != "numba" or self.layout.dtype(block).name != "float32":
+        if not self.sums_in_one_go(block):
             return None
         if sum(run.stop - run.start for run in runs) != block.size:
             return None
-        mean, staleness = self.reduces_by_mean(block), self.settings.staleness
+        mean, staleness = self.layout.averages(block), self.settings.staleness
         factors = [
             (share.weight if mean else 1.0) * staleness.factor(share.staleness) for share in shares
         ]
         return Dense.of(shares, block.kids, factors)
 
-    def ahead(self, block: BlockSpec, shares: Sequence[Share], version: int) -> BlockState:
-        """Return what a block will be after an update (see `commit`), in arrays of its own."""
+    def ahead(
+        self, block: BlockSpec, shares: Sequence[Share], version: int
+    ) -> tuple[BlockState, bool]:
+        """Return what a block will be after an update (see `commit`), in arrays of its own, and
+        whether that is known to be finite, and with it all that it is made of."""
         now = self.blocks[block.bid]
-        runs, counts = list(self._runs(block, shares, version)), dict(now.counts)
+        runs, counts = list(self.rules.runs(block, shares, version, now)), dict(now.counts)
         state = BlockState(now.current, now.master, now.rule, now.slots, counts, now.changed)
         self.blocks[block.bid] = state
         try:
-            if self._commit_dense(block, shares, runs, version, lambda spec: 1.0, fresh=True):
+            finite = self._commit_dense(block, shares, runs, version, _whole, fresh=True)
+            if finite is not None:
                 self.count(block, shares)
-                return state
+                return state, finite
         finally:
             self.blocks[block.bid] = now
         self.blocks[block.bid] = BlockState(
@@ -306,9 +281,9 @@ class Store:
             dict(now.counts),
         )
         try:
-            if self.commit(block, shares, version, lambda spec: 1.0):
+            if self.commit(block, shares, version, _whole):
                 self.count(block, shares)
-            return self.blocks[block.bid]
+            return self.blocks[block.bid], False
         finally:
             self.blocks[block.bid] = now
 
@@ -349,48 +324,6 @@ class Store:
                     wide = widen(wide, dtype)
                 state.rule, state.slots = run.rule.name, init_slots(run.rule, wide)
 
-    def _updated(
-        self, block: BlockSpec, shares: Sequence[Share]
-    ) -> Iterator[tuple[Segment, int, int, float]]:
-        """Yield (segment, start, stop, divisor) of the keys that this update changes.
-
-        Left alone is a key that everybody skipped, and one whose mean would be over no sample.
-        """
-        mean = self.reduces_by_mean(block)
-        everyone = total_weight(shares)
-        all_present = all(share.payload is not None and not share.skipped for share in shares)
-        for segment, start, stop in spans(block):
-            present = shares if all_present else present_in(shares, segment.kid)
-            if not present:
-                continue
-            divisor = everyone if mean else 1.0
-            if mean and not all_present and self.layout.entries[segment.kid].spec.absent == "out":
-                divisor = total_weight(present)
-            if divisor > 0.0:
-                yield segment, start, stop, divisor
-
-    def _runs(self, block: BlockSpec, shares: Sequence[Share], version: int) -> Iterator[Run]:
-        """Yield the runs of keys that this update changes, neighbours that are alike joined."""
-        state = self.blocks[block.bid]
-        begun, ended, alike = 0, -1, None
-        rates: dict[int, float] = {}
-        for segment, start, stop, divisor in self._updated(block, shares):
-            spec, rule, lr_factor = self._rule_for(segment.kid)
-            if id(spec) not in rates:
-                rates[id(spec)] = spec.lr_at(version)
-            count = 0 if state.rule not in ("", rule.name) else state.counts[segment.kid]
-            # No run is made of each key: a bucket may have thousands, all of them alike.
-            found = (rule, rates[id(spec)] * lr_factor, count + 1, divisor)
-            if start != ended or found != alike:
-                if alike is not None:
-                    yield Run(begun, ended, *alike)
-                begun, alike = start, found
-            ended = stop
-        if alike is not None:
-            yield Run(begun, ended, *alike)
-
     def count(self, block: BlockSpec, shares: Sequence[Share]) -> None:
         """Note that the keys that this commit has changed have had one more update."""
-        counts = self.blocks[block.bid].counts
-        for segment, _, _, _ in self._updated(block, shares):
-            counts[segment.kid] += 1
+        self.rules.count(block, shares, self.blocks[block.bid])

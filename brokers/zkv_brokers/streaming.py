@@ -8,6 +8,7 @@ else makes the block again. Part of one server's shard; knows no sockets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from zkv import control as c
@@ -72,15 +73,26 @@ class Streaming:
         self._names[one] = name
         return True
 
-    def make(self, block: BlockSpec) -> BlockState | None:
-        """Return a block as the update will leave it, once, when all that it is made of is here."""
+    def make(
+        self, block: BlockSpec, sound: Callable[[ContributionId, BlockSpec], bool]
+    ) -> BlockState | None:
+        """Return a block as the update will leave it, once, when all that it is made of is here.
+
+        `sound` looks at values that were not looked at yet, and says whether they may count.
+        """
         if not self.version or block.bid in self.by_block or not block.segments:
             return None
         found = self._shares(block)
         if found is None:
             return None
         shares, made = found
-        state = self.store.ahead(block, shares, self.version - 1)
+        state, finite = self.store.ahead(block, shares, self.version - 1)
+        # A sum of something that is not finite is not, either.
+        for name, *_ in made:
+            unseen = self.contributions.open[name].unseen
+            if block.bid in unseen and not finite and not sound(name, block):
+                return None
+            unseen.discard(block.bid)
         self.by_block[block.bid] = (made, state)
         self.made += 1
         return state
@@ -116,5 +128,6 @@ def made_of(
     name: ContributionId, share: Share, block: BlockSpec
 ) -> tuple[ContributionId, float, bool, frozenset[int]]:
     """Return what one contribution is to a block."""
-    skipped = share.skipped & frozenset(block.kids)
+    # A bucket may have a thousand keys.
+    skipped = share.skipped & frozenset(block.kids) if share.skipped else share.skipped
     return name, share.weight, share.payload is not None, skipped

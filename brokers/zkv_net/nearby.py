@@ -30,7 +30,7 @@ from zkv_net.sockets import is_loopback, join_address
 from zkv_net.spares import Spares
 
 log = logging.getLogger("zkv.net")
-SLOT_BYTES = 4 * 1024 * 1024
+SLOT_BYTES = 8 * 1024 * 1024
 """A block of the largest."""
 SLOTS = 8
 """So few that caches hold what was just written until it is read."""

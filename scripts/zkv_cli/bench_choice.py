@@ -14,7 +14,7 @@ from zkv.placement import NEAR_BYTES_PER_S, block_bytes_on
 
 TRANSPORTS = ("memory", "tcp")
 """Payloads go through shared memory, or through sockets."""
-BLOCKS = (256 * 1024, 1024 * 1024, 4 * 1024 * 1024)
+BLOCKS = (256 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 IO_THREADS = (2,)
 BUFFERS = (1024 * 1024, 4 * 1024 * 1024)
 LEAST = 0.02

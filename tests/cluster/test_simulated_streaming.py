@@ -23,7 +23,7 @@ from zkv_brokers.decisions import Decisions
 from zkv_brokers.grants import Grants
 from zkv_brokers.holdings import Holdings
 from zkv_brokers.router import Router
-from zkv_brokers.store import BlockState, Pinned, Store
+from zkv_brokers.store import Pinned, Store
 from zkv_brokers.streaming import Streaming
 from zkv_workers.cycle import Cycle
 from zkv_workers.session import Session
@@ -135,10 +135,10 @@ def _whatever_was_made_is_adopted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_block_is_made_in_place(patch: pytest.MonkeyPatch) -> None:
-    def ahead(self: Store, block: BlockSpec, shares: Any, version: int) -> BlockState:
+    def ahead(self: Store, block: BlockSpec, shares: Any, version: int) -> Any:
         if self.commit(block, shares, version, lambda spec: 1.0):
             self.count(block, shares)
-        return self.blocks[block.bid]
+        return self.blocks[block.bid], False
 
     patch.setattr(Store, "ahead", ahead)
 

@@ -52,8 +52,8 @@ def test_each_variant_differs_from_the_default_of_its_transport_in_one_setting(t
 
 
 def test_of_100_mb_all_is_measured() -> None:
-    """The default's blocks have 4 MiB there, and are not measured twice."""
-    assert b.default_blocks(100 * MB) == 4 * 2**20
+    """The default's blocks have 8 MiB there, and are not measured twice."""
+    assert b.default_blocks(100 * MB) == 8 * 2**20
     sizes = {"block_bytes": [2**18, 2**20], "io_threads": [2], "socket_bytes": [2**20, 2**22]}
     for transport, names in (("memory", [*sizes][:2]), ("tcp", [*sizes])):
         assert [one.set_ for one in b.variants(100 * MB) if one.transport == transport] == [
@@ -246,17 +246,17 @@ def test_advice_says_how_sure_it_is(ratio: float, passes: int, words: str) -> No
     assert ("    zkv server --io-threads 2" in lines) == choice.differs
     plain = report.plain_choice(choice, 100 * MB)
     assert (plain["io_threads"], plain["differs"]) == (1 + choice.differs, choice.differs)
-    assert plain["block_bytes"] == 4 * 2**20
+    assert plain["block_bytes"] == 8 * 2**20
 
 
 def test_a_row_tells_the_sizes_that_were_used() -> None:
     samples = {**ALONE, BUFFER: turns(*[12.0] * 5, cpu_s=None)}
     rows = report.rows(b.figures(samples, 0.2), 1, 100 * MB)
     assert [one["verdict"] for one in rows] == ["default", *["quicker"] * 3, "slower"]
-    assert [one["block_bytes"] >> 18 for one in rows] == [16, 1, 4, 16, 16]
+    assert [one["block_bytes"] >> 18 for one in rows] == [32, 1, 4, 32, 32]
     assert [one["default"] for one in rows] == [True, *[False] * 4]
     head, *lines = report.as_table(rows)
     assert head.split()[:2] == ["payloads", "blocks"]
-    cells = "sockets 4MiB 2 the system's 7.0 7.0 to 7.0 1.67 0.70 0.70 to 0.70 quicker"
+    cells = "sockets 8MiB 2 the system's 7.0 7.0 to 7.0 1.67 0.70 0.70 to 0.70 quicker"
     assert " ".join(lines[3].split()) == cells
     assert " - " in lines[4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from single_blocks import store_of
 
-from zkv_brokers import dense, dense_numba
+from zkv_brokers import dense
 from zkv_brokers.aggregates import Share
 from zkv_brokers.memory import Memory
 from zkv_brokers.store import BlockState, Store
@@ -36,7 +37,7 @@ def bits(state: BlockState) -> tuple[bytes, ...]:
 
 
 @given(
-    size=st.sampled_from([1, 5, dense_numba.PIECE + 3, dense.PIECE_ELEMENTS + 7]),
+    size=st.sampled_from([1, 5, 8195, dense.PIECE_ELEMENTS + 7]),
     cut=st.sampled_from([0, 3]),
     rule=st.sampled_from(RULES),
     weights=st.lists(st.sampled_from([1.0, 32.0, 0.5, 7.25, 2.0**25 + 1]), min_size=1, max_size=7),
@@ -74,7 +75,8 @@ def test_an_update_in_one_go_has_the_bits_of_one_in_steps(
                 lent.append(state.current.values)
             if kept:
                 held.append((state.current.values, state.current.values.tobytes()))
-            ahead = store.ahead(block, shares, version)
+            ahead, finite = store.ahead(block, shares, version)
+            assert finite == (store is stores[0])
             assert bits(store.blocks[block.bid]) == before
             assert store.commit(block, shares, version, lambda spec: factor)
             store.count(block, shares)
@@ -86,11 +88,39 @@ def test_an_update_in_one_go_has_the_bits_of_one_in_steps(
         assert all(array.tobytes() == was for array, was in held)
 
 
+@given(
+    size=st.sampled_from([1, 5, 8195, dense.PIECE_ELEMENTS + 7]),
+    rule=st.sampled_from(RULES),
+    terms=st.integers(1, 5),
+    fresh=st.booleans(),
+    helped=st.booleans(),
+    bad=st.sampled_from([np.nan, np.inf, -np.inf, None]),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60)
+def test_an_update_in_one_go_tells_whether_all_of_it_was_finite(
+    size: int, rule: str, terms: int, fresh: bool, helped: bool, bad: float | None, seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    store, block = store_of(size, NUMBA, rule)
+    store.put(block, chance.standard_normal(size, np.float32))
+    arrays = [chance.standard_normal(size, np.float32) for _ in range(terms)]
+    if bad is not None:
+        arrays[chance.integers(terms)][chance.integers(size)] = bad
+    shares = [Share(1.0, array, frozenset()) for array in arrays]
+    runs = list(store.rules.runs(block, shares, 0, store.blocks[block.bid]))
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as pool:
+        patched.setattr(dense, "HELPER", pool if helped else None)
+        patched.setattr(dense, "SHARED_ELEMENTS", 4)
+        found = store._commit_dense(block, shares, runs, 0, lambda spec: 1.0, fresh=fresh)
+    assert found is (bad is None)
+
+
 def test_what_is_more_than_arrays_is_left_to_the_other_way() -> None:
     store, block = store_of(4, NUMBA, cut=2)
     store.put(block, np.zeros(4, np.float32))
     plain = Share(1.0, np.ones(4, np.float32), frozenset())
-    runs = list(store._runs(block, [plain], 0))
+    runs = list(store.rules.runs(block, [plain], 0, store.blocks[block.bid]))
     assert store._dense(block, [plain], runs) is not None
     for other in (
         Share(1.0, None, frozenset()),

@@ -16,8 +16,9 @@ from zkv.errors import KeyMismatch, UnknownKey
 from zkv.layout import size_of
 from zkv.wire import BlockSpec, KeyEntry, KeySpec
 from zkv_workers import unpacking
+from zkv_workers.bucket import ranges
 from zkv_workers.model import as_arrays, specs_of
-from zkv_workers.packing import Packer, cut, ranges
+from zkv_workers.packing import Packer, cut
 from zkv_workers.unpacking import unpack
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

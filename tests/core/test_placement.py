@@ -22,6 +22,7 @@ from zkv.placement import (
     FAST_S,
     NEAR_BYTES_PER_S,
     block_bytes_on,
+    bucket_bytes_on,
     imbalance,
     plan,
 )
@@ -206,6 +207,36 @@ def test_a_link_of_which_nothing_is_known_gets_blocks_of_1_mib() -> None:
     assert block_bytes_on(0.0, 10**8) == BLOCK_BYTES == 1024 * 1024
 
 
-def test_within_a_machine_a_large_model_has_blocks_of_4_mib() -> None:
-    assert block_bytes_on(NEAR_BYTES_PER_S, 10**8) == BLOCK_BYTES_MAX == 4 * 1024 * 1024
+@given(rate=st.floats(0.0, 1e12), total=st.integers(1, 2**40))
+def test_keys_share_blocks_as_long_as_enough_blocks_are_left(rate: float, total: int) -> None:
+    size = bucket_bytes_on(rate, total)
+    assert BUCKET_BYTES <= size <= max(BUCKET_BYTES, block_bytes_on(rate, total))
+    if rate < NEAR_BYTES_PER_S:
+        assert size == BUCKET_BYTES
+    assert size == BUCKET_BYTES or size <= total / BLOCKS_FEW
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12_000_000), min_size=1, max_size=60),
+    servers=st.integers(1, 3),
+)
+def test_within_a_machine_few_blocks_hold_all_keys(sizes: list[int], servers: int) -> None:
+    """At most twice as many as if all were full, and some for what is large."""
+    total = sum(sizes)
+    bucket, most = (of(NEAR_BYTES_PER_S, total) for of in (bucket_bytes_on, block_bytes_on))
+    blocks = plan(entries(sizes), servers, together=alike, block_bytes=most, bucket_bytes=bucket)
+    small = [size for size in sizes if size <= bucket]
+    room = min(most, max(1, -(-sum(small) // servers)))
+    large = sum(-(-size // most) for size in sizes if size > bucket)
+    assert len(blocks) <= large + 2 * sum(small) / room + 1
+    assert sum(block.size for block in blocks) == total
+
+
+def test_a_key_that_fills_a_bucket_leaves_the_one_before_it_open() -> None:
+    blocks = plan(entries([2, 10, 3]), 1, together=alike, block_bytes=10, bucket_bytes=10)
+    assert [block.kids for block in blocks] == [[0, 2], [1]]
+
+
+def test_within_a_machine_a_large_model_has_blocks_of_8_mib() -> None:
+    assert block_bytes_on(NEAR_BYTES_PER_S, 10**8) == BLOCK_BYTES_MAX == 8 * 1024 * 1024
     assert block_bytes_on(NEAR_BYTES_PER_S, 10**7) == BLOCK_BYTES

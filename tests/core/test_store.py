@@ -619,6 +619,21 @@ def test_a_key_on_its_own_moves_out_of_its_bucket_with_its_bits_and_state() -> N
     assert rig.values()[0].tobytes() == before[0].tobytes()
 
 
+def test_a_key_with_a_block_for_itself_has_the_plain_rule_when_it_is_on_its_own() -> None:
+    rig = Rig(placed([KeySpec("w", "float32", (2,))], 1, bucket_bytes=0))
+    rig.init({0: f4(1, 1)})
+    name = ContributionId(1, MODEL, 1)
+    rig.push(name, 1, {0: f4(1, 2)})
+    commit(rig, 1, name)
+    assert rig.values()[0].tolist() == [np.float32(0.9), np.float32(0.8)]
+    rig.log(c.Regroup(0, 4, 9))
+    rig.layout.regroup(0, 4, 9)
+    plain = ContributionId(1, 4, 1)
+    rig.push(plain, 1, {0: f4(5, 6)})
+    rig.log(c.Commit(4, 1, [c.Counted(plain, 1.0)], None))
+    assert rig.values()[0].tolist() == [5.0, 6.0]
+
+
 def test_the_log_is_applied_in_order_or_not_at_all() -> None:
     rig = small(W)
     for term, index in ((1, rig.index + 1), (1, rig.index - 1), (0, rig.index)):

@@ -139,12 +139,13 @@ class AsyncWorker(AsyncTables):
         What is pushed from there is not copied, and servers of this machine read it where it lies.
         From its push on an array is lent: it is yours again when the next batch is entered, or when
         `batch.wait()` has returned. If it is changed before, that raises BufferError. So a batch
-        waits for the one before it, and `prefetch=1` hides nothing. Small keys are copied, as they
-        share blocks; under k-batch policies these are ordinary arrays.
+        waits for the one before it, and `prefetch=1` hides nothing. Of keys that share a block, all
+        have to be asked for together, once they are initialised, and to be pushed: else they are
+        copied. Under k-batch policies these are ordinary arrays.
         """
-        self._driver  # noqa: B018 - says so where it is not connected
+        driver = self._driver
         assert self._member is not None
-        return faces.buffers(self._encoder, self._member, params)
+        return faces.buffers(self._encoder, driver, self._member, params)
 
     def batch(self, weight: float | None = 1.0, *, early: bool = False) -> AsyncBatch:
         """Return the next mini-batch, of `weight` samples, as an async context manager.

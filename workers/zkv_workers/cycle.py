@@ -53,7 +53,7 @@ class Cycle:
     _next: tuple[c.Granted, Assembly] | None = None
     """The grant of the batch after this one, and its values, if that came already."""
     _before: Assembly | None = None
-    """The values of the last grant that a batch was finished under."""
+    """With `prefetch` the values of the last grant that a batch was finished under."""
 
     def granted(self, message: c.Granted, values: Assembly) -> None:
         """The broker allows the next batch; its values come into `values`."""
@@ -146,7 +146,8 @@ class Cycle:
 
     def finish(self) -> None:
         """The batch is finished, its grant used up."""
-        self.current, self._before = None, self._values
+        # A server keeps what somebody has: nobody does what nothing will be computed on.
+        self.current, self._before = None, self._values if self.prefetch else None
         self._go_on()
 
     def withdraw(self) -> None:

@@ -15,7 +15,7 @@ from zkv import control as c
 from zkv import span_split
 from zkv.dtypes import Array, dtype_of, stored_view
 from zkv.errors import KeyMismatch, PushRefused
-from zkv.layout import check_key
+from zkv.layout import Layout, check_key
 from zkv.reasons import gist
 from zkv.spans import TRAINING, Spans
 from zkv.tables import Table
@@ -197,13 +197,23 @@ def still_lent(batch: int, patience_s: float) -> str:
     )
 
 
-def buffers(encoder: Encoder, member: s.Membership, params: Any) -> dict[Key, Array]:
+def _shared_blocks(layout: Layout, arrays: Mapping[Key, Array]) -> list[list[Key]]:
+    """Return the keys of each block that several share, if all of them are here."""
+    kids = {layout.kid_of[key]: key for key in arrays if key in layout.kid_of}
+    bids = {bid for kid in kids for bid in layout.blocks_of_key[kid]}
+    shared = [layout.blocks[bid].kids for bid in sorted(bids) if len(layout.blocks[bid].kids) > 1]
+    return [[kids[kid] for kid in own] for own in shared if all(kid in kids for kid in own)]
+
+
+def buffers(
+    encoder: Encoder, driver: Driver, member: s.Membership, params: Any
+) -> dict[Key, Array]:
     """Return what `Worker.buffers` does."""
     arrays = as_arrays(params)
     if member.policy.startswith("k-batch-"):
         # A contribution may wait there for later ones of its own worker.
         return {key: np.zeros_like(array) for key, array in arrays.items()}
-    return encoder.buffers.make(arrays)
+    return encoder.buffers.make(arrays, _shared_blocks(driver.session.layout, arrays))
 
 
 def prepare(encoder: Encoder, driver: Driver, member: s.Membership) -> None:

@@ -18,6 +18,7 @@ from zkv.errors import KeyMismatch
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
 from zkv_workers import devices, several, staging
+from zkv_workers.bucket import Bucket
 from zkv_workers.encoding import Encoder, Sealed
 
 Key = str | int
@@ -85,10 +86,10 @@ class Packer:
         self._kids = kids
         self._allowed = frozenset(kids)
         self._pushed: dict[int, tuple[Key, weakref.ref[Any]]] = {}
-        self._buckets: dict[int, tuple[Array, set[int]]] = {}
+        self._buckets: dict[int, Bucket] = {}
+        """Those of which something has come, and something is missing."""
         self._spans: dict[int, dict[int, tuple[int, int]]] = {}
-        self._staged: dict[int, list[staging.Staged]] = {}
-        """By bucket."""
+        """Of buckets."""
 
     def add(self, key: Key, array: Any, *, own: bool = False) -> list[Full]:
         """Take one key's gradient; return the blocks that are complete now.
@@ -133,9 +134,10 @@ class Packer:
         blocks = layout.blocks_with(kid)
         alone = all(len(block.segments) == 1 for block in blocks)
         lent = alone and self._encoder.buffers.holds(given)
-        if lent:
+        home = None if alone else self._encoder.buffers.home_of(given)
+        if lent or home is not None:
             self._encoder.buffers.lend(self._batch, key, given)
-        full = [self._fill(block, kid, flat, own, lent) for block in blocks]
+        full = [self._fill(block, kid, flat, own, lent, home) for block in blocks]
         return [one for one in full if one is not None]
 
     def add_all(self, gradients: Iterable[tuple[Key, Any]], *, own: bool = False) -> Iterator[Full]:
@@ -156,14 +158,14 @@ class Packer:
                 values = self._filled(self._layout.blocks[bid], given)
                 if values is not None:
                     filled.update(self._layout.blocks[bid].kids)
-                    yield Full(bid, values, own=True)
+                    yield values
         for kid, (key, array) in zip(kids, pairs, strict=True):
             if kid not in filled:
                 yield from self.add(key, array, own=own)
 
-    def _filled(self, block: BlockSpec, given: Mapping[int, tuple[Key, Any]]) -> Array | None:
-        """Return a bucket's values, if all of its keys are given just as their specs say, and go as
-        they are; None: each has to be looked at."""
+    def _filled(self, block: BlockSpec, given: Mapping[int, tuple[Key, Any]]) -> Full | None:
+        """Return a bucket, if all of its keys are given just as their specs say, and go as they
+        are; None: each has to be looked at."""
         kids = block.kids
         if (
             len(kids) < 2
@@ -188,9 +190,12 @@ class Packer:
             kid: (given[kid][0], weakref.ref(array))
             for kid, array in zip(kids, arrays, strict=True)
         }
+        home = self._encoder.buffers.lend_all(self._batch, arrays, block.size)
+        if home is not None:
+            return Full(block.bid, home, own=False, lent=True)
         bucket = self._encoder.spares.empty(block.size, dtype)
         np.concatenate([array.reshape(-1) for array in arrays], out=bucket)
-        return bucket
+        return Full(block.bid, bucket, own=True)
 
     def _cuts(self, kid: int) -> list[int]:
         """Return where a key's blocks begin and end."""
@@ -245,31 +250,36 @@ class Packer:
         return list(self.sealing(full))
 
     def _fill(
-        self, block: BlockSpec, kid: int, flat: Array | staging.Staged, own: bool, lent: bool
+        self,
+        block: BlockSpec,
+        kid: int,
+        flat: Array | staging.Staged,
+        own: bool,
+        lent: bool,
+        home: Array | None,
     ) -> Full | None:
+        """Return the block, if this gradient completes it. `home`: memory for all of the block, in
+        which it lies."""
         if len(block.segments) == 1:
             only = block.segments[0]
             if isinstance(flat, staging.Staged):
                 return Full(block.bid, NOTHING, own=False, staged=(flat,))
             return Full(block.bid, flat[only.start : only.stop], own, lent)
-        if block.bid not in self._buckets:
+        bucket = self._buckets.get(block.bid)
+        if bucket is None:
             dtype = flat.dtype.stored if isinstance(flat, staging.Staged) else flat.dtype
-            bucket = self._encoder.spares.empty(block.size, dtype)
-            bucket[:] = 0
-            self._buckets[block.bid] = (bucket, set(block.kids))
-            self._spans[block.bid] = ranges(block)
-        values, missing = self._buckets[block.bid]
-        if isinstance(flat, staging.Staged):
-            self._staged.setdefault(block.bid, []).append(flat)
-        else:
-            start, stop = self._spans[block.bid][kid]
-            values[start:stop] = flat
-        missing.discard(kid)
-        return None if missing else self._bucket(block.bid)
+            fits = home is not None and home.size == block.size
+            bucket = Bucket(block, dtype, self._encoder.spares.empty, home if fits else None)
+            self._buckets[block.bid] = bucket
+            self._spans[block.bid] = bucket.spans
+        bucket.take(kid, flat)
+        return None if bucket.missing else self._bucket(block.bid)
 
     def _bucket(self, bid: int) -> Full:
-        values, _ = self._buckets.pop(bid)
-        return Full(bid, values, own=True, staged=tuple(self._staged.pop(bid, ())))
+        bucket = self._buckets.pop(bid)
+        if bucket.missing:
+            bucket.copy()
+        return Full(bid, bucket.values, not bucket.lent, bucket.lent, tuple(bucket.staged))
 
     def rest(self) -> list[Full]:
         """Return the buckets in which some keys were skipped: those are zero there."""
@@ -294,17 +304,6 @@ def _named(array: Any, given: Array) -> weakref.ref[Any]:
         return weakref.ref(array)
     except TypeError:  # a NumPy scalar, say
         return weakref.ref(given)
-
-
-def ranges(block: BlockSpec) -> dict[int, tuple[int, int]]:
-    """Return each key's element range inside a bucket."""
-    found = {}
-    start = 0
-    for segment in block.segments:
-        stop = start + segment.stop - segment.start
-        found[segment.kid] = (start, stop)
-        start = stop
-    return found
 
 
 def cut(

@@ -11,7 +11,8 @@ from zkv.dtypes import Array, stored_view
 from zkv.placement import BLOCK_BYTES
 from zkv.wire import BlockSpec, KeySpec
 from zkv_workers import signals as s
-from zkv_workers.packing import check_gradient, ranges
+from zkv_workers.bucket import ranges
+from zkv_workers.packing import check_gradient
 
 if TYPE_CHECKING:
     from zkv_workers.blocking import Worker

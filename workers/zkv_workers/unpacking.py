@@ -14,7 +14,8 @@ from zkv.layout import Layout
 from zkv.wire import BlockSpec
 from zkv_net.spares import Spares
 from zkv_workers import several
-from zkv_workers.packing import Key, check_gradient, ranges
+from zkv_workers.bucket import ranges
+from zkv_workers.packing import Key, check_gradient
 
 
 class Unpacking:
