@@ -160,7 +160,7 @@ class Hub:
     def outgoing(self) -> list[Send | Note]:
         """Return what to send and to say now."""
         out, self._out = self._out, []
-        for peer in sorted(self._busy - self._away.keys()):
+        for peer in list(self._busy - self._away.keys() if self._away else self._busy):
             link = self._links[peer]
             packets = link.outgoing(self.now)
             out += [Send(self._routes[peer], c.encode_packet(packet)) for packet in packets]
