@@ -58,8 +58,10 @@ class SimBroker:
             # None of its members was there any more, so nothing is lost with them.
             assert not self.router.groups.by_number, self.sim.story()
             self.sim.router = self.router = self.sim._new_router()
+            self._turns = recovery.Turns()
             self.begin()
             return []
+        actions = self._turns.leaving(events, actions)
         if not self._turns.must_be_kept(actions):
             return actions
         return self._keep(actions)

@@ -19,10 +19,11 @@ from zkv.wire import open_envelope
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this control frame over this route."""
+    """Send this control frame over this route; `bare`: it is a receipt, which may wait a little."""
 
     route: bytes
     frame: bytes
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Hub:
         self._away: dict[int, int] = {}
         """Peers that were not heard since the last restart, and the number of the first message
         that they cannot have heard before."""
+        self._returned: set[int] = set()
+        """Peers that were heard for the first time since then, and were not answered yet."""
         self._resend_s = resend_s
         self._links: dict[int, Link] = {}
         self._routes: dict[int, bytes] = {}
@@ -108,6 +111,7 @@ class Hub:
         _, messages = link.receive(packet, self.now)
         if packet.source in self._away:
             unheard = self._away.pop(packet.source)
+            self._returned.add(packet.source)
             self.forgetful = self.forgetful or packet.received > unheard
             link.again()
         return packet.source, messages
@@ -156,6 +160,7 @@ class Hub:
         self._closing.discard(peer)
         self._busy.discard(peer)
         self._away.pop(peer, None)
+        self._returned.discard(peer)
 
     def outgoing(self) -> list[Send | Note]:
         """Return what to send and to say now."""
@@ -163,7 +168,14 @@ class Hub:
         for peer in list(self._busy - self._away.keys() if self._away else self._busy):
             link = self._links[peer]
             packets = link.outgoing(self.now)
-            out += [Send(self._routes[peer], c.encode_packet(packet)) for packet in packets]
+            # To who has just come back a bare receipt is news.
+            waits = peer not in self._returned
+            self._returned.discard(peer)
+            route = self._routes[peer]
+            out += [
+                Send(route, c.encode_packet(packet), waits and not packet.messages)
+                for packet in packets
+            ]
             if link.idle:
                 self._busy.discard(peer)
                 if peer in self._closing:

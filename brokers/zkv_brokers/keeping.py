@@ -106,6 +106,7 @@ class Keeping:
             actions = self.router.turn(events, now)
         finally:
             self._turns.add(events, now, time.monotonic() - began)
+            actions = self._turns.leaving(events, actions)
             if self._turns.must_be_kept(actions):
                 self._file.append(self._turns.record())
         if self._turns.is_long:
@@ -128,6 +129,7 @@ class Keeping:
                 old,
             )
             self.router, self._ahead_s = self._new(), 0.0
+            self._turns = recovery.Turns()
             self._begin()
 
     def close(self, *, done: bool) -> None:

@@ -23,7 +23,7 @@ from zkv_brokers.hub import Send
 from zkv_brokers.recording import plain_config, plain_of
 from zkv_brokers.replay import event_of
 from zkv_brokers.router import Router
-from zkv_brokers.signals import Action, Event, Restarted
+from zkv_brokers.signals import Action, Event, Restarted, Tick
 from zkv_brokers.state import packed, unpacked
 
 FORMAT = "zkv broker 1"
@@ -43,6 +43,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, list[tuple[Any, ...]]]] = []
+        self._receipts: list[Action] = []
         self._spent_s = 0.0
         self._bytes = 0
         self._state_s = 0.0
@@ -52,10 +53,20 @@ class Turns:
         self._waiting.append((now, [plain_of(event) for event in events]))
         self._spent_s += took_s
 
+    def leaving(self, events: Sequence[Event], actions: Sequence[Action]) -> list[Action]:
+        """Return what leaves with this turn, of what it does. Receipts wait until something else is
+        said, or for the next tick: whatever leaves, the journal must be safe first."""
+        sends = [*self._receipts, *(one for one in actions if isinstance(one, Send))]
+        if all(one.bare for one in sends if isinstance(one, Send)) and Tick() not in events:
+            self._receipts = sends
+            return [one for one in actions if not isinstance(one, Send)]
+        receipts, self._receipts = self._receipts, []
+        return [*receipts, *actions]
+
     @staticmethod
     def must_be_kept(actions: Sequence[Action]) -> bool:
-        """Return whether a turn says anything to anybody. If not, forgetting it is as if it had
-        not been: whoever spoke has no acknowledgement, and speaks again."""
+        """Return whether anything leaves for anybody. If not, forgetting the turn is as if it had
+        not been: whoever spoke has no receipt, and speaks again."""
         return any(isinstance(action, Send) for action in actions)
 
     def record(self) -> bytes:

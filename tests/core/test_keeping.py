@@ -40,7 +40,9 @@ class Peer:
         for message in said:
             self.link.send(message)
         frames = [c.encode_packet(packet) for packet in self.link.outgoing(now)]
-        for action in broker.turn([r.Received(self.route, frame) for frame in frames], now):
+        # Receipts leave with the next tick.
+        events = [*(r.Received(self.route, frame) for frame in frames), r.Tick()]
+        for action in broker.turn(events, now):
             if isinstance(action, r.Send) and action.route == self.route and not lost:
                 packet = c.decode_messages(open_envelope(action.frame))
                 change, heard = self.link.receive(packet, now)
@@ -322,3 +324,19 @@ def test_who_comes_early_is_let_in_when_somebody_has_come_back(tmp_path: Path) -
     server.say(two, c.Beat(0.0))
     assert len(two.router.members.workers) == 1
     killed(two)
+
+
+def test_receipts_alone_cost_no_write_until_the_next_tick(tmp_path: Path) -> None:
+    one, server = broker(tmp_path), Peer(11)
+    server.say(one, SERVER)
+    one.turn([r.Tick()], one.now())
+    assert one._file is not None
+    size = one._file.bytes
+    server.link.send(c.Beat(0.0))
+    frames = [c.encode_packet(packet) for packet in server.link.outgoing(0.0)]
+    assert one.turn([r.Received(b"11", frame) for frame in frames], one.now()) == []
+    assert one._file.bytes == size
+    (receipt,) = one.turn([r.Tick()], one.now())
+    assert isinstance(receipt, r.Send)
+    assert one._file.bytes > size
+    killed(one)
