@@ -22,6 +22,7 @@ from statistics import median
 
 ZKV = [sys.executable, "-m", "zkv_cli"]
 WORKERS, SERVERS, VALUES = 2, 2, 1_000
+QUIET = ("--log-level", "error")
 WORKER_LOST_S = 1.0
 PATIENCE_S = 30.0
 STEADY = 20
@@ -98,13 +99,14 @@ class Run:
         self._folder, self._keys = folder, keys
         self.broker = self._broker()
         self.broker.line("broker at")
-        self.servers = [Process(*ZKV, "server", "--broker", self.address) for _ in range(SERVERS)]
+        server = (*ZKV, "server", "--broker", self.address, *QUIET)
+        self.servers = [Process(*server) for _ in range(SERVERS)]
         self.workers = [self._worker(rank) for rank in range(WORKERS)]
 
     def _broker(self) -> Process:
         words = ("--bind", self.address, "--servers", str(SERVERS), "--workers", str(WORKERS))
         lost = ("--worker-lost", str(WORKER_LOST_S))
-        return Process(*ZKV, "broker", *words, *lost, "--journal", self._folder)
+        return Process(*ZKV, "broker", *words, *lost, "--journal", self._folder, *QUIET)
 
     def _worker(self, rank: int) -> Process:
         numbers = (str(rank), str(self._keys))
