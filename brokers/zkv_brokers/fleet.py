@@ -42,8 +42,7 @@ class Fleet:
 
     def changed(self) -> None:
         """Tell the data port which servers are here."""
-        here = self._router.members.servers.values()
-        self._addresses = ServersChanged(tuple((s.index, s.hello.address) for s in here))
+        self._addresses = self._router.gatekeeper.addresses()
 
     def actions(self) -> list[ServersChanged]:
         """Return what the data port has to know now."""
@@ -200,6 +199,8 @@ class Fleet:
     def tick(self, out: Decisions) -> None:
         """Time has passed: a server may be lost."""
         router, config = self._router, self._router.config
+        if router.returning.waiting:
+            return
         for server in list(router.members.servers.values()):
             silent = router.hub.silent_s(server.peer)
             gone = server.broken and silent > 3 * config.beat_s

@@ -11,8 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -32,16 +30,16 @@ from zkv.data_messages import (
 )
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
-from zkv.limits import LIMITS, Limits
-from zkv.wire import SHARED_BYTES, split_route
+from zkv.wire import split_route
 from zkv_brokers import aggregates, dense
 from zkv_brokers.couriers import Couriers
 from zkv_brokers.disk import Disk
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.node import Action, Drained, Failed, Keyed, Node, NodeConfig, Note, SendControl
-from zkv_brokers.recording import Recorder, digest_of, plain_of
+from zkv_brokers.recording import Recorder, digest_of, plain_of_disk
 from zkv_brokers.senders import Senders, sender
+from zkv_brokers.server_config import ServerConfig as ServerConfig
 from zkv_brokers.shard import Prepare, Shard, ToServer
 from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
 from zkv_codecs.plan import Plan
@@ -56,39 +54,6 @@ from zkv_net.sockets import FdSocket, bind, new_socket
 log = logging.getLogger("zkv.server")
 TICK_S = 0.1
 LINGER_MS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
-    """What `zkv server` is started with. Times in seconds, sizes in bytes."""
-
-    broker: str
-    bind: str = "tcp://127.0.0.1:0"
-    advertise: str | None = None
-    name: str = ""
-    budget_bytes: int = 0
-    """Room for contributions that wait for their update; 0: no limit."""
-    window_bytes: int = 64 * 1024 * 1024
-    connect_timeout_s: float = 60.0
-    narrate_after_s: float = 2.0
-    narrate_every_s: float = 5.0
-    broker_lost_s: float = 10.0
-    insecure: bool = False
-    keys: str = ""
-    """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
-    limits: Limits = LIMITS
-    """What its data port bears."""
-    joins: bool = False
-    """Whether it is one more, where all servers that were asked for are here."""
-    io_threads: int = 1
-    socket_bytes: int = 0
-    """Buffers of its data connections, each way; 0: as the system likes."""
-    shared_bytes: int = SHARED_BYTES
-    """Memory for payloads to workers of the same machine; 0: they go through sockets too."""
-    record: Path | None = None
-    """Where to write down all that is heard, for a replay."""
-    trace: str = ""
-    """The folder that its spans are left in at the end; "": nowhere."""
 
 
 class Server:
@@ -272,7 +237,7 @@ class Server:
 
     def _disk_says(self, event: Wrote | Loaded) -> None:
         if self.node is not None:
-            self._carry_out(self.node.disk_says(event, self._hears(*plain_of(event))))
+            self._carry_out(self.node.disk_says(event, self._hears(*plain_of_disk(event))))
 
     def _answer(self, route: list[bytes], frames: list[Any]) -> None:
         if self._data is not None:
