@@ -41,6 +41,26 @@ def _workers(router: Router) -> list[dict[str, Any]]:
     ]
 
 
+def _servers(router: Router, placed: Placed) -> list[dict[str, Any]]:
+    measured = router.loads.by_server(router.members.servers)
+    return [
+        {
+            "index": server.index,
+            "name": server.hello.name,
+            "address": server.hello.address,
+            "key": router.hub.key_of(server.peer),
+            "host": server.hello.host,
+            "pid": server.hello.pid,
+            "last_heard_s": round(router.hub.silent_s(server.peer), 3),
+            **placed.of_server(server.index),
+            "measured": measured.get(server.index, 0.0),
+            "updates": server.updates,
+            "update_s": round(server.update_s, 6),
+        }
+        for server in router.members.servers.values()
+    ]
+
+
 def _measured(router: Router) -> dict[str, Any]:
     """Return how evenly payload bytes were spread, and over how many seconds."""
     loads, servers = router.loads, router.members.servers
@@ -56,7 +76,6 @@ def status(router: Router) -> dict[str, Any]:
     members = router.members
     layout = router.layout
     coding = router.coding.plain(layout)
-    measured = router.loads.by_server(members.servers)
     gone = set(range(members.places)) - members.servers.keys()
     places = max(members.places, router.config.servers)
     placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
@@ -92,21 +111,6 @@ def status(router: Router) -> dict[str, Any]:
         "moves": {**router.moves.plain(), "draining": router.fleet.draining},
         **_measured(router),
         "snapshots": router.snapshots.plain(),
-        "servers": [
-            {
-                "index": server.index,
-                "name": server.hello.name,
-                "address": server.hello.address,
-                "key": router.hub.key_of(server.peer),
-                "host": server.hello.host,
-                "pid": server.hello.pid,
-                "last_heard_s": round(router.hub.silent_s(server.peer), 3),
-                **placed.of_server(server.index),
-                "measured": measured.get(server.index, 0.0),
-                "updates": server.updates,
-                "update_s": round(server.update_s, 6),
-            }
-            for server in members.servers.values()
-        ],
+        "servers": _servers(router, placed),
         "workers": _workers(router),
     }

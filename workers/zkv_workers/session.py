@@ -223,8 +223,7 @@ class Session:
             return
         if envelope.target not in (0, self._link.instance):
             return
-        packet = c.decode_messages(envelope)
-        change, messages = self._link.receive(packet, self.now)
+        change, messages = self._link.receive(c.decode_messages(envelope), self.now)
         if change is not None and change.goes_on:
             text = f"the broker at {self.config.broker} was restarted, and goes on where it was"
             self._out.append(s.Narrate("warning", text))
