@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "hierarchical": {**_SUMMED, "topology": "hierarchical"},
     "moves": {"moves": 4, "rebalances": 1, "adds": 1, "drains": 1, "batches": 10},
     "tables": {},
+    "snapshots": {"snapshots": 3, "every": "0.3s", "broken_disk": 0.1, "batches": 10},
 }
 
 
