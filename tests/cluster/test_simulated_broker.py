@@ -3,6 +3,7 @@ nothing counts twice, whatever was under way. Broken variants have to be caught.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from crashing_brokers import KINDS, run
 from drawn_runs import POLICIES, assert_caught
 from simbroker import SimBroker
-from simcluster import Options, Sim
+from simcluster import Options, Sim, simulate
 
 from zkv import control as c
+from zkv import snapshot as sn
 from zkv.link import Link, PeerChanged
 from zkv.wire import open_envelope
 from zkv_brokers import journal, recovery
@@ -22,6 +24,7 @@ from zkv_brokers.ahead import Ahead
 from zkv_brokers.hub import Hub
 from zkv_brokers.returning import Returning
 from zkv_brokers.signals import Action, Send
+from zkv_brokers.snapshots import Snapshots
 
 SEEDS = 8
 MUTANT_SEEDS = 200
@@ -57,6 +60,50 @@ def test_bsp_ends_with_the_bits_of_the_run_that_was_never_interrupted() -> None:
             assert len(sim.commits()) == len(plain.commits()) == 12
             for key in ("v", "w"):
                 assert np.array_equal(sim.final(key), plain.final(key))
+
+
+def saving(seed: int) -> Sim:
+    """Run a cluster whose broker dies while snapshots are taken; see that none is left half done:
+    each one that was cut is there, or has failed, or was cut just now."""
+    sim = run(seed, "snapshots")
+    until = sim.now + 30.0
+    while sim.events[0][0] < until:
+        sim.now, _, action = heapq.heappop(sim.events)
+        action()
+    plain, there = sim.router.snapshots.plain(), len(sim.manifests())
+    cut = sum(isinstance(entry, c.Snapshot) for entry in sim.router.log)
+    taking = plain["taking"] is not None
+    if taking:
+        waited = sim.router.hub.now - sim.router.snapshots._taking.began
+        assert waited < 15.0, f"a snapshot is never completed; {sim.story()}"
+    assert plain["taken"] <= there <= plain["taken"] + taking, sim.story()
+    assert plain["taken"] + plain["failed_tries"] >= cut - taking, sim.story()
+    for manifest in sim.manifests():
+        files = sim.disk[manifest.name]
+        for part in manifest.parts:
+            sn.check_part(part, len(files[part.file]), sn.digest_of(files[part.file]), part.file)
+    return sim
+
+
+def test_a_snapshot_is_whole_or_given_up_whenever_the_broker_dies() -> None:
+    runs = [saving(seed) for seed in range(2 * SEEDS)]
+    assert sum(one.broker.crashes for one in runs) >= len(runs)
+    assert sum(len(one.manifests()) for one in runs) > 2 * len(runs)
+    assert any(one.router.snapshots.plain()["failed_tries"] for one in runs)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "k-bsp:2"])
+def test_a_run_that_began_from_a_snapshot_goes_on_behind_a_broker_that_died(policy: str) -> None:
+    crashes = 0
+    for seed in range(SEEDS):
+        quiet = Options(policy=policy, servers=2, batches=10, every="3updates")
+        before = simulate(seed, quiet)
+        manifest = before.manifests()[-1]
+        options = replace(quiet, servers=3, broker_crashes=3, broker_down_s=0.5, disk_s=0.2)
+        sim = simulate(seed + 1000, options, (before, manifest))
+        crashes += sim.broker.crashes
+        assert sim.commits()[0].version == manifest.version + 1
+    assert crashes >= SEEDS
 
 
 def test_numbers_of_lives_and_processes_are_never_given_again() -> None:
@@ -198,6 +245,34 @@ def _a_torn_record_is_taken(patch: pytest.MonkeyPatch) -> None:
         return original(file, at, number) or (file[at + journal.HEAD_BYTES :] or None)
 
     patch.setattr(journal, "_record", record)
+
+
+def _what_was_to_be_done_with_files_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A manifest that was being written is not written again."""
+    patch.setattr(Snapshots, "again", lambda self: None)
+
+
+def _snapshots_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The next life does not know that a snapshot is on its way."""
+
+    def breaks(router: Any) -> None:
+        router.snapshots._taking = None
+
+    _broken_on_return(patch, breaks)
+
+
+SAVING_MUTANTS = (
+    _what_was_to_be_done_with_files_is_forgotten,
+    _snapshots_are_forgotten,
+)
+
+
+@pytest.mark.parametrize("mutant", SAVING_MUTANTS, ids=lambda mutant: mutant.__name__.strip("_"))
+def test_a_recovery_of_snapshots_without_this_rule_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    assert_caught(mutant, MUTANT_SEEDS, saving)
 
 
 MUTANTS = {

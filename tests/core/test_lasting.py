@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from zkv import control as c
-from zkv.errors import JournalError
+from zkv.errors import BadSnapshot, JournalError
 from zkv.link import STRANGER, Link, PeerChanged
 from zkv.policy import policy
-from zkv.wire import open_envelope
+from zkv.snapshot import encode
+from zkv.wire import SEEDS, ContributionId, KeySpec, open_envelope
 from zkv_brokers import recovery
 from zkv_brokers import router as r
 from zkv_brokers.lasting import Lasting
 from zkv_brokers.returning import ABANDONED_S
+from zkv_brokers.signals import Complete, GiveUp, Written
 from zkv_brokers.state import packed
 
 CONFIG = r.RouterConfig("tcp://broker:5555", policy("bsp"), lasts=True)
@@ -340,3 +342,77 @@ def test_receipts_alone_cost_no_write_until_the_next_tick(tmp_path: Path) -> Non
     assert isinstance(receipt, r.Send)
     assert one._file.bytes > size
     killed(one)
+
+
+SAVES = replace(CONFIG, snapshot_dir="there")
+
+
+def cut(one: Lasting, server: Peer, worker: Peer) -> None:
+    """Have a snapshot cut, of a model that the server has."""
+    server.say(one, SERVER)
+    worker.say(one, WORKER)
+    worker.say(one, c.Offer(1, [KeySpec("w", "float32", (2,))], False))
+    (init,) = one.router.catalog.pending
+    name = ContributionId(one.router.members.incarnations()[0], SEEDS, init)
+    server.say(one, c.Held([(name, 0)]))
+    worker.say(one, c.TakeSnapshot(2))
+    worker.say(one, c.Saved(1, why="it has none"))
+    assert one.router.snapshots.busy
+
+
+def alone(one: Lasting, peer: Peer, message: c.Message) -> list[r.Action]:
+    """Say one thing to the broker; return what it does at once."""
+    peer.link.send(message)
+    frames = [c.encode_packet(packet) for packet in peer.link.outgoing(one.now())]
+    return one.turn([r.Received(peer.route, frame) for frame in frames], one.now())
+
+
+def test_what_is_done_with_files_is_safe_before_and_is_done_again_by_the_next_life(
+    tmp_path: Path,
+) -> None:
+    one, server, worker = broker(tmp_path, SAVES), Peer(11), Peer(22)
+    cut(one, server, worker)
+    (complete,) = alone(one, server, c.Saved(1, 8, "0" * 64))
+    assert isinstance(complete, Complete)
+    killed(one)
+
+    two = broker(tmp_path, SAVES)
+    assert [action for action in two.first if isinstance(action, Complete)] == [complete]
+    (give_up, *_) = two.turn([Written(1, "the disk is full")], two.now())
+    assert give_up == GiveUp("there", complete.manifest.name)
+    killed(two)
+
+    three = broker(tmp_path, SAVES)
+    assert [action for action in three.first if not isinstance(action, r.Note | r.Send)] == [
+        r.ServersChanged(((0, "tcp://s:1"),)),
+        give_up,
+    ]
+    assert not three.router.snapshots.busy
+    worker.say(three, c.Beat(0.0))
+    assert [m.reason for m in worker.heard if isinstance(m, c.Refusal)] == ["the disk is full"]
+    killed(three)
+
+
+def test_a_run_goes_on_from_its_journal_and_not_from_the_snapshot_it_began_from(
+    tmp_path: Path,
+) -> None:
+    one, server, worker = broker(tmp_path / "before", SAVES), Peer(11), Peer(22)
+    cut(one, server, worker)
+    (complete,) = alone(one, server, c.Saved(1, 8, "0" * 64))
+    assert isinstance(complete, Complete)
+    text = encode(complete.manifest).decode()
+    killed(one)
+
+    asp = replace(CONFIG, policy=policy("asp"))
+    first = Lasting(asp, tmp_path, lambda: ("there", text))
+    killed(first)
+
+    def gone() -> tuple[str, str]:
+        raise BadSnapshot("there is none")
+
+    again = Lasting(asp, tmp_path, gone)
+    assert again.router.config == first.router.config
+    assert (again.router.config.restored, str(again.router.policy)) == (text, "bsp")
+    killed(again)
+    with pytest.raises(BadSnapshot, match="there is none"):
+        Lasting(asp, tmp_path / "another", gone)
