@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -37,8 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets the processes that tests start import what this one imports."""
-    del config
+    """Lets the processes that tests start import what this one imports, and keeps their journals
+    out of the home of whoever runs the tests: another run must not go on from them."""
+    state = tempfile.TemporaryDirectory(prefix="zkv-tests-state-")
+    config.add_cleanup(state.cleanup)
+    os.environ["XDG_STATE_HOME"] = state.name
     if (ROOT / "zkv" / "__init__.py").exists():
         inherited = os.environ.get("PYTHONPATH", "")
         paths = [str(path) for path in SOURCE_ROOTS]

@@ -49,6 +49,20 @@ class Cluster:
 
         return list(await asyncio.gather(*(one(rank, body) for rank, body in enumerate(bodies))))
 
+    async def restart_broker(self, **changes: Any) -> None:
+        """End the broker without a word, and start another one on its address and its journal."""
+        old = self.broker
+        # `stop` would take a last snapshot.
+        old._stopped.set()
+        await self.tasks[0]
+        assert old._lasting is not None
+        old._lasting.close(done=False)
+        old.close()
+        binds = {"bind": old.address, "data_bind": old.data_address}
+        self.broker = Broker(replace(old.config, **binds, **changes))
+        self.broker.start()
+        self.tasks[0] = asyncio.create_task(self.broker.serve())
+
 
 @asynccontextmanager
 async def cluster(
@@ -74,13 +88,13 @@ async def cluster(
             made.tasks.append(asyncio.create_task(server.serve()))
         yield made
     finally:
-        broker.stop()
+        made.broker.stop()
         for server in made.servers:
             server.stop()
         results = await asyncio.gather(*made.tasks, return_exceptions=True)
         for server in made.servers:
             server.close()
-        broker.close()
+        made.broker.close()
         unexpected = [
             r for r in results if isinstance(r, BaseException) and not isinstance(r, Exception)
         ]

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simbroker import SimBroker, after
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -85,6 +86,11 @@ class Options:
     plain: int = 0
     barrier: bool = False
     broker_restarts: int = 0
+    """How often another broker, without a journal, takes its place before anything was begun."""
+    broker_crashes: int = 0
+    """How often it dies, to go on from its journal."""
+    broker_down_s: float = 1.5
+    """For how long at most it is away then."""
     staleness: str = "none"
     codec: str = "none"
     codec_down: str = "none"
@@ -212,6 +218,7 @@ class Sim:
         """Nodes that were drained, or died."""
         self.term = 0 if before is None else before[0].term
         self.router = self._new_router()
+        self.broker = SimBroker(self, self.router)
         self.nodes = [self._node(index) for index in range(options.servers)]
         self.workers: dict[bytes, SimWorker] = {}
         self.routes: dict[int, bytes] = {}
@@ -235,6 +242,8 @@ class Sim:
             self.later(0.05 + self.rng.random() * 1.2, self._ask_for_a_snapshot)
         for _ in range(options.broker_restarts):
             self.later(self.rng.random() * 0.15, self._restart_broker)
+        for _ in range(options.broker_crashes):
+            self.later(self.rng.random() * 1.5, self.broker.crash)
 
     def _new_router(self) -> r.Router:
         options, self.term = self.options, self.term + 1
@@ -256,15 +265,17 @@ class Sim:
             snapshot_every=options.every,
             restored="" if self.before is None else sn.encode(self.before[1]).decode(),
             restored_from="sim",
+            lasts=bool(options.broker_crashes),
         )
         instance = (self.term << 50) + self.rng.getrandbits(40)
         return r.Router(config, term=self.term, instance=instance)
 
     def _restart_broker(self) -> None:
         """Kill the broker and start another, as long as nothing was begun."""
-        if not self.router.groups.by_number:
+        if not self.router.groups.by_number and self.broker.lives == 1 and self.broker.up:
             self.notes.append(f"{self.now:.2f} the broker was restarted")
-            self.router = self._new_router()
+            self.router = self.broker.router = self._new_router()
+            self.broker.begin()
 
     def number(self) -> int:
         return self.rng.getrandbits(60) | 1
@@ -304,14 +315,16 @@ class Sim:
     # --- the broker --------------------------------------------------------------------------
 
     def _tick_router(self) -> None:
-        self._do_router(self.router.handle(r.Tick(), self.now))
+        self._do_router(self.broker.take([r.Tick()]))
         self.later(TICK_S, self._tick_router)
 
     def to_router(self, route: bytes, frame: bytes) -> None:
-        self.carry(
-            (route, "router"),
-            lambda: self._do_router(self.router.handle(r.Received(route, frame), self.now)),
-        )
+        broker, life = self.broker, self.broker.lives
+
+        def heard() -> None:
+            self._do_router(broker.take([r.Received(route, frame)]))
+
+        self.carry((route, "router"), lambda: after(broker, life, heard))
 
     def _do_router(self, actions: list[r.Action]) -> None:
         model = self.router.groups.model
@@ -321,6 +334,10 @@ class Sim:
                 Member(number, workers[one.incarnation].machine)
                 for number, one in model.together.members.items()
             ]
+        self.deliver(actions)
+
+    def deliver(self, actions: list[r.Action]) -> None:
+        """Carry what a broker says to those whom it says it to."""
         for action in actions:
             if isinstance(action, r.Send):
                 self.carry(
@@ -329,7 +346,8 @@ class Sim:
             elif isinstance(action, r.Note):
                 self.notes.append(f"{self.now:.2f} {action.text}")
             elif isinstance(action, Complete):
-                self.to_disk(lambda a=action: self._complete(a))
+                life = self.broker.lives
+                self.to_disk(lambda a=action, life=life: self._complete(a, life))
             elif isinstance(action, GiveUp):
                 self.disk.pop(action.name, None)
 
@@ -353,7 +371,8 @@ class Sim:
         ]
         self.notes.append(f"{self.now:.2f} moves: {steps}")
         self.router.moves.plan(steps)
-        self._do_router(self.router.turn([r.Tick()], self.now))
+        self.broker.begin()
+        self._do_router(self.broker.take([r.Tick()]))
 
     def _ask(self, action: str) -> None:
         """Have somebody ask for a rebalance, or for any server to be drained."""
@@ -390,14 +409,16 @@ class Sim:
         wrote = Wrote(action.number, len(data), sn.digest_of(data), why)
         self._do_node(index, self.nodes[index].disk_says(wrote, self.now))
 
-    def _complete(self, action: Complete) -> None:
+    def _complete(self, action: Complete, life: int) -> None:
         why, there = self._fails(), self.disk.get(action.manifest.name, {})
         for part in action.manifest.parts:
             data = there[part.file]
             sn.check_part(part, len(data), sn.digest_of(data), part.file)
         if not why:
             there[sn.MANIFEST] = sn.encode(action.manifest)
-        self._do_router(self.router.handle(Written(action.number, why), self.now))
+        # The disk's thread ends with its broker, with its last word unsaid.
+        if self.broker.lives == life:
+            self._do_router(self.broker.take([Written(action.number, why)]))
 
     def _load(self, index: int, action: Load) -> None:
         """Read what there is of some blocks."""
@@ -449,7 +470,9 @@ class Sim:
                 return
 
     def _link_broke(self, number: int) -> None:
-        self._do_router(self.router.handle(r.ServerLink(number, False), self.now))
+        if not self.broker.up:
+            self.later(0.1, lambda: self._link_broke(number))
+        self._do_router(self.broker.take([r.ServerLink(number, False)]))
 
     # --- servers -----------------------------------------------------------------------------
 
@@ -791,6 +814,12 @@ class Sim:
                 # It writes all settings anew, and must not overtake a rate that has to wait.
                 yield lambda token: s.Ask(token, "codec", self.options.codec)
 
+    def next_token(self, rank: int, batch: int) -> int:
+        """Return the number that a batch's gradients are made of: no other one has it."""
+        del rank, batch
+        self.tokens += 1
+        return self.tokens - 1
+
     def _push_plain(self, route: bytes, worker: SimWorker, rank: int) -> None:
         token, self.tokens = self.tokens, self.tokens + 1
         hot = np.zeros(4096)
@@ -813,7 +842,7 @@ class Sim:
 
     def _push(self, route: bytes, worker: SimWorker, rank: int, state: BatchState) -> Program:
         state.check()
-        token, self.tokens = self.tokens, self.tokens + 1
+        token = self.next_token(rank, state.number)
         rng = np.random.default_rng([self.seed, token])
         hot = np.zeros(4096)
         hot[token] = 1.0

@@ -11,6 +11,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from zkv.accounts import KEYS_TOLD_MAX as KEYS_TOLD_MAX
+from zkv.accounts import Account as Account
+from zkv.accounts import Accounts as Accounts
+from zkv.accounts import Decoding as Decoding
 from zkv.entries import Apart as Apart
 from zkv.entries import Commit as Commit
 from zkv.entries import Configure as Configure
@@ -55,7 +59,7 @@ from zkv.snapshot_messages import Restored as Restored
 from zkv.snapshot_messages import Saved as Saved
 from zkv.snapshot_messages import SaveState as SaveState
 from zkv.snapshot_messages import TakeSnapshot as TakeSnapshot
-from zkv.time_split import Seconds, Spent
+from zkv.time_split import Seconds
 from zkv.verdicts import Cancel as Cancel
 from zkv.verdicts import Companion as Companion
 from zkv.verdicts import Exhausted as Exhausted
@@ -79,6 +83,7 @@ from zkv.wire import (
     Key,
     KeySpec,
     Name,
+    Origin,
     TableSpec,
     Text,
     UInt,
@@ -222,35 +227,6 @@ class Status(Frozen, frozen=True, tag=50):
     token: UInt
 
 
-KEYS_TOLD_MAX = 256
-"""Keys that a worker or a server tells of, those that cost most: a status is to be read."""
-
-
-class Account(Frozen, frozen=True):
-    """What encoding one key has saved and cost one worker since it joined."""
-
-    kid: UInt
-    codec: Text
-    """The one in use."""
-    before: UInt
-    """Bytes of the gradients."""
-    after: UInt
-    """Bytes that travelled for them."""
-    encode_s: float
-    residual_norm: float
-    """Of what is kept back at present."""
-    why: Text = ""
-    """Why this codec, if it was chosen by measurement."""
-
-
-class Accounts(Frozen, frozen=True, tag=52):
-    """Worker to broker: what codecs have done; of the largest keys, if there are many."""
-
-    accounts: list[Account]
-    spent: Spent | None = None
-    """Where this worker's time has gone since it joined."""
-
-
 # --- server to broker ------------------------------------------------------------------------
 
 
@@ -300,24 +276,11 @@ class Trouble(Frozen, frozen=True, tag=63):
     reason: Text
 
 
-class Decoding(Frozen, frozen=True, tag=64):
-    """Server to broker: seconds spent on decoding since the start, by key (kid): the longest."""
-
-    seconds: list[tuple[UInt, float]]
-    updates: UInt = 0
-    """Updates of the model since the start, and how long they took, decoding included."""
-    update_s: Seconds = 0.0
-    rows: tuple[tuple[UInt, UInt, UInt], ...] = ()
-    """Of each table (kid) how many rows are here, and their bytes, state included."""
-
-
-FromServers = Held | Void | Unsound | SquareSums | Trouble | Decoding | Copied | Traffic | Restored
-FromAnybody = Beat | Bye | Change | Status | Rearrange | TakeSnapshot | Saved
 ForBroker = (
-    FromServers
-    | FromAnybody
-    | WorkerHello
+    WorkerHello
     | ServerHello
+    | Beat
+    | Bye
     | Offer
     | UsePool
     | Begin
@@ -328,10 +291,24 @@ ForBroker = (
     | Pull
     | Barrier
     | Leave
+    | Change
+    | Status
     | Accounts
     | Listens
     | CutOff
+    | Held
+    | Void
+    | Unsound
+    | SquareSums
+    | Trouble
+    | Decoding
     | Followed
+    | Copied
+    | Traffic
+    | Rearrange
+    | TakeSnapshot
+    | Saved
+    | Restored
 )
 Message = (
     ForBroker
@@ -368,6 +345,8 @@ class Packet(Frozen, frozen=True):
 
     `source` and `target` are instance numbers drawn anew by every process (target 0: not known
     yet); `number` is that of the first message; all messages below `received` have arrived.
+    `origin`: the mark of a broker whose links outlive its process; a frame without one ends before
+    it.
     """
 
     source: UInt
@@ -375,11 +354,13 @@ class Packet(Frozen, frozen=True):
     number: UInt
     received: UInt
     messages: list[Message]
+    origin: Origin = b""
 
 
 def encode_packet(packet: Packet) -> bytes:
     """Return the frame of a packet."""
-    return encode((PROTOCOL_VERSION, *msgspec.structs.astuple(packet)))
+    fields = msgspec.structs.astuple(packet)
+    return encode((PROTOCOL_VERSION, *(fields if packet.origin else fields[:-1])))
 
 
 def decode_messages(envelope: Envelope, *, by_broker: bool = False) -> Packet:
@@ -392,4 +373,5 @@ def decode_messages(envelope: Envelope, *, by_broker: bool = False) -> Packet:
         messages = (_for_broker if by_broker else _messages).decode(envelope.messages)
     except Exception as error:
         raise ProtocolError(f"not a control message: {error}") from error
-    return Packet(envelope.source, envelope.target, envelope.number, envelope.received, [*messages])
+    numbers = (envelope.source, envelope.target, envelope.number, envelope.received)
+    return Packet(*numbers, [*messages], envelope.origin)

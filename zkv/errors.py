@@ -16,6 +16,7 @@
     ├── StaleValues           a gradient was computed on values of an earlier batch
     ├── Lost                  somebody that is needed is gone
     │   ├── BrokerLost  ServerLost  WorkersLost  Evicted
+    ├── JournalError          a broker's journal cannot be written, or not be gone on from
     ├── WaitTimeout           a bounded wait ended (also a TimeoutError)
     │   └── ClusterNotReady   the cluster did not come up within --connect-timeout
     ├── Closed                the worker was closed or has left
@@ -99,6 +100,10 @@ class WorkersLost(Lost):
 
 class Evicted(Lost):
     """The broker has removed this worker; join again to go on."""
+
+
+class JournalError(ZkvError):
+    """A broker's journal cannot be read, trusted or written; file, place and remedy are named."""
 
 
 class WaitTimeout(ZkvError, TimeoutError):

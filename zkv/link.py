@@ -9,6 +9,10 @@ clock.
 An instance number is drawn by each process at its start, so that a restarted peer is never taken
 for the old one: `receive` then reports `PeerChanged`, the link starts afresh, and whoever owns it
 brings the new instance up to date.
+
+A broker that recovers from its journal is another instance, but its links go on: it has all that
+it ever acknowledged, and what it was never sent is sent again. Its packets bear the same `origin`
+as before, which is how the other end knows (`PeerChanged.goes_on`).
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ PATIENCE_BYTES = 64 * 1024
 BACKLOG_MAX = 100_000
 BACKLOG_BYTES_MAX = 256 * 1024 * 1024
 """Messages that wait to be acknowledged: the manifest of 100,000 keys, ten times over, is less."""
+STRANGER = 0
+"""The number of an empty packet that says: I do not know you, begin anew. Messages count from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +40,31 @@ class PeerChanged:
 
     peer: int
     before: int
+    goes_on: bool = False
+    """Whether it has recovered what the one before had taken: the link is the same."""
 
 
 class Link:
     """One end of a link. `resend_s`: the first pause before messages go out again, in seconds.
 
     With `rising`, only a peer with a higher instance number replaces another: a late packet of an
-    earlier broker must not be taken for a newer one's.
+    earlier broker must not be taken for a newer one's. `origin`: see above; b"": when this process
+    ends its links end.
     """
 
     def __init__(
-        self, instance: int, *, peer: int = 0, resend_s: float = 1.0, rising: bool = False
+        self,
+        instance: int,
+        *,
+        peer: int = 0,
+        resend_s: float = 1.0,
+        rising: bool = False,
+        origin: bytes = b"",
     ) -> None:
         self.instance = instance
         self.peer = peer
+        self.origin = origin
+        self._peer_origin = b""
         self.heard: float | None = None
         self._resend_first_s = resend_s
         self._rising = rising
@@ -75,6 +92,11 @@ class Link:
         """Whether the peer leaves so much unacknowledged that it cannot be reading."""
         return len(self._unacked) > BACKLOG_MAX or self._unacked_bytes > BACKLOG_BYTES_MAX
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next message that is sent: the other end cannot have heard it."""
+        return self._first_unacked + len(self._unacked)
+
     def send(self, message: Message) -> None:
         """Queue a message; `outgoing` gives the packets to put on the wire.
 
@@ -100,11 +122,7 @@ class Link:
             # 0 is no instance; what comes late from one that is gone must not bring it back.
             return None, []
         if packet.source != self.peer:
-            change = PeerChanged(packet.source, self.peer)
-            if self.peer:
-                self._former.append(self.peer)
-                self._fresh()
-            self.peer = packet.source
+            change = self._changed(packet)
         self.heard = now
         if packet.target not in (0, self.instance):
             # Meant for the process that was here before: answer, so that the peer learns of us.
@@ -113,6 +131,25 @@ class Link:
         if packet.target == self.instance:
             self._acknowledge(packet.received, now)
         return change, self._take(packet)
+
+    def _changed(self, packet: Packet) -> PeerChanged:
+        known = self.peer and packet.origin and packet.number != STRANGER
+        goes_on = bool(known) and packet.origin == self._peer_origin
+        change = PeerChanged(packet.source, self.peer, goes_on)
+        if self.peer:
+            self._former.append(self.peer)
+            if goes_on:
+                self.again()
+            else:
+                self._fresh()
+        self.peer, self._peer_origin = packet.source, packet.origin
+        return change
+
+    def again(self) -> None:
+        """Send what is not acknowledged once more, now: the other end, or this one, was away."""
+        self._sent_up_to = self._first_unacked - 1
+        self._resend_s, self._resend_at = self._resend_first_s, None
+        self._ack_due = True
 
     def _acknowledge(self, received: int, now: float) -> None:
         progressed = False
@@ -179,7 +216,7 @@ class Link:
         return part
 
     def _packet(self, number: int, messages: list[Message]) -> Packet:
-        return Packet(self.instance, self.peer, number, self._expected, messages)
+        return Packet(self.instance, self.peer, number, self._expected, messages, self.origin)
 
     def deadline(self) -> float | None:
         """Return when `outgoing` has to be asked again, if nothing else happens before."""

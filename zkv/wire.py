@@ -56,6 +56,9 @@ Key = Annotated[str, Meta(max_length=KEY_BYTES_MAX)] | Annotated[int, Meta(ge=0,
 STRANGERS = 2**62
 """Numbers from here on stand for who only measures the way to a server, where a worker has its
 incarnation: those begin with milliseconds since 1970, and are lower until the year 2109."""
+Origin = Annotated[bytes, Meta(max_length=16)]
+"""The mark of a broker's run, alike in all processes that it goes on in; b"": it is in one."""
+
 NO_BATCH = -1
 """In a Discard: every batch of that grant."""
 MODEL = 0
@@ -163,6 +166,7 @@ class Envelope(Frozen, frozen=True):
     number: UInt
     received: UInt
     messages: msgspec.Raw
+    origin: Origin = b""
 
 
 _envelope = msgspec.msgpack.Decoder(Envelope)

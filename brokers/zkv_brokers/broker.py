@@ -17,7 +17,7 @@ import zmq
 
 from zkv.alignment import Alignment
 from zkv.entries import Commit, Entry, Grant
-from zkv.errors import ConfigError
+from zkv.errors import BadSnapshot, ConfigError, JournalError, ZkvError
 from zkv.placements import placement
 from zkv.roles import ROLES
 from zkv.snapshot import encode
@@ -27,6 +27,7 @@ from zkv_brokers import router as r
 from zkv_brokers.broker_config import BrokerConfig as BrokerConfig
 from zkv_brokers.disk import Disk
 from zkv_brokers.hub import Strike
+from zkv_brokers.lasting import Lasting
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
 from zkv_brokers.signals import Ask, Complete, GiveUp, Written
@@ -61,7 +62,7 @@ class Broker:
         self.config = config
         self.address = ""
         self.data_address = ""
-        self.router: r.Router | None = None
+        self._lasting: Lasting | None = None
         self._context: zmq.Context[Any] = zmq.Context(config.io_threads)
         self._control: Listening | None = None
         self._relay: Relay | None = None
@@ -70,6 +71,8 @@ class Broker:
         self._folder = KeyFolder(Path(config.keys) if config.keys else None)
         self._keys_due = 0.0
         self._keys_seen: Any = object()
+        self._keys_now: r.Keys | None = None
+        """Who is let in, if the router has not heard it."""
         self._spans = tracing.recorder(config.trace)
         self._disk = Disk(self._disk_says)
         self._received_now: list[r.Event] = []
@@ -78,6 +81,12 @@ class Broker:
         self._stops_at: float | None = None
         """When it ends though a snapshot is on its way."""
         self._stopped = asyncio.Event()
+        self._failed: ZkvError | None = None
+
+    @property
+    def router(self) -> r.Router | None:
+        """What decides; None before the start."""
+        return None if self._lasting is None else self._lasting.router
 
     def start(self) -> None:
         """Bind both ports.
@@ -86,6 +95,7 @@ class Broker:
             ConfigError: an address is in use, not of this machine, or open without `insecure`; or
                 the placement pins keys to a server that there is not.
             BadSnapshot: there is no snapshot to begin from, or it is not whole.
+            JournalError: the journal cannot be used, or is of another run.
             ValueError: a codec, a rule or a placement is none.
             OSError: the recording cannot be written.
         """
@@ -94,6 +104,8 @@ class Broker:
         data = new_socket(self._context, zmq.ROUTER, data=True, buffer_bytes=size)
         try:
             self._safety = self._choose()
+            # Before anybody can dial: who is refused is told that it has to be let in.
+            self._read_keys()
             self._bind(control, data)
             self._decide()
         except BaseException:
@@ -102,6 +114,8 @@ class Broker:
             data.close(linger=0)
             self._safety.close()
             self._context.term()
+            if self._lasting is not None:
+                self._lasting.close(done=False)
             raise
         where = "the broker's control port"
         self._control = Listening(
@@ -111,6 +125,8 @@ class Broker:
         )
         relay = (self._context, data, self._link_changed, size, self._safety)
         self._relay = Relay(*relay, limits=self.config.limits)
+        assert self._lasting is not None
+        self._do(self._lasting.first)
         self._look_at_keys()
 
     def _choose(self) -> Safety:
@@ -131,42 +147,19 @@ class Broker:
         self.data_address = announced(data_bound, config.advertise)
 
     def _decide(self) -> None:
-        """Make what decides, and its recorder."""
+        """Make what decides, or take it up from its journal, and its recorder."""
         config = self.config
         placement(topology(config.topology).placement(config.placement)).check(config.servers)
-        url, restored = self._restored()
-        router_config = r.RouterConfig(
-            address=self.address,
-            policy=config.policy,
-            servers=config.servers,
-            workers=config.workers,
-            min_workers=config.min_workers,
-            on_short=config.on_short,
-            optimizer=config.optimizer,
-            staleness=config.staleness,
-            codec=config.codec,
-            codec_down=config.codec_down,
-            block_bytes=config.block_bytes,
-            placement=config.placement,
-            topology=config.topology,
-            data_address=self.data_address,
-            key=self._safety.key,
-            norm_limit=config.norm_limit,
-            norm_action=config.norm_action,
-            max_members=config.max_members,
-            max_keys=config.max_keys,
-            worker_lost_s=config.worker_lost_s,
-            server_lost_s=config.server_lost_s,
-            snapshot_dir=config.snapshot_dir,
-            snapshot_every=config.snapshot_every,
-            restored=restored,
-            restored_from=url,
-        )
-        term, instance = net.term_number(), net.broker_instance()
-        self.router = r.Router(router_config, term=term, instance=instance)
+        router_config = config.router(self.address, self.data_address, self._safety.key)
+        self._lasting = Lasting(router_config, config.journal, self._restored)
+        if config.restore and self._lasting.router.hub.lives > 1:
+            log.warning(
+                "the run goes on from its journal, %s; it does not begin again from %s (--restore)",
+                *(config.journal, config.restore),
+            )
         if config.record is not None:
             self._recorder = Recorder(config.record)
-            self._recorder.broker(router_config, term, instance)
+            self._recorder.broker(self._lasting.router.config, *self._lasting.origin())
 
     def _restored(self) -> tuple[str, str]:
         """Return the folder and the manifest of the snapshot that the run begins from; "": none."""
@@ -196,9 +189,21 @@ class Broker:
     def _look_at_keys(self) -> None:
         """Hear who is let in, if that has changed; cut off who is not any more."""
         now = time.monotonic()
-        if not isinstance(self._safety, Curve) or now < self._keys_due:
+        if now < self._keys_due:
             return
         self._keys_due = now + KEYS_EVERY_S
+        self._read_keys()
+        if self._keys_now is None:
+            return
+        event, self._keys_now = self._keys_now, None
+        self._handle([event])
+        # Later: they are still to hear why.
+        asyncio.get_running_loop().call_later(LAST_WORD_S, self._safety.cut)
+
+    def _read_keys(self) -> None:
+        """Let in who is in the keys folder now, and no others."""
+        if not isinstance(self._safety, Curve):
+            return
         try:
             changed = self._folder.changed()
             if changed == self._keys_seen:
@@ -212,9 +217,7 @@ class Broker:
         for text in wrong:
             log.warning("%s", text)
         self._safety.let_in({one.key: one.roles for one in holders})
-        self._handle([r.Keys(tuple(holders))])
-        # Later: they are still to hear why.
-        asyncio.get_running_loop().call_later(LAST_WORD_S, self._safety.cut)
+        self._keys_now = r.Keys(tuple(holders))
 
     def _turn_over(self) -> None:
         """What came in during one turn of the loop is decided at once, and travels together."""
@@ -223,17 +226,27 @@ class Broker:
             self._handle(events)
 
     def _handle(self, events: list[r.Event]) -> None:
-        assert self.router is not None
-        assert self._control is not None
-        assert self._relay is not None
-        # A loop's own time may be that of the beginning of its turn, in whole milliseconds.
-        now = time.monotonic()
+        assert self._lasting is not None
+        if self._failed is not None:
+            return
+        now = self._lasting.now()
         if self._recorder is not None:
             self._recorder.turn(events, now)
-        self.router.about = self._about()
-        actions = self.router.turn(events, now)
+        self._lasting.router.about = self._about()
+        try:
+            actions = self._lasting.turn(events, now)
+        except (JournalError, BadSnapshot) as error:
+            # Nothing that this turn has decided may be known to anybody.
+            self._failed = error
+            self.stop("as it cannot go on")
+            return
         if self._spans is not None:
-            turn_spans(self._spans, now, self.router.decided)
+            turn_spans(self._spans, now, self._lasting.router.decided)
+        self._do(actions)
+
+    def _do(self, actions: Sequence[r.Action]) -> None:
+        assert self._control is not None
+        assert self._relay is not None
         for action in actions:
             match action:
                 case r.Send(route, frame):
@@ -265,7 +278,11 @@ class Broker:
         }
 
     async def serve(self) -> None:
-        """Serve until `stop` is called."""
+        """Serve until `stop` is called.
+
+        Raises:
+            JournalError: the journal could not be written, or a later broker has taken over.
+        """
         while not self._stopped.is_set():
             self._handle([r.Tick()])
             self._descriptors.look(time.monotonic())
@@ -276,11 +293,15 @@ class Broker:
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
             except TimeoutError:
                 continue
+        if self._failed is not None:
+            raise self._failed
 
     def stop(self, why: str = "") -> None:
         """End `serve`, with a last snapshot if there is a folder for it, in bounded time."""
         log.info("stopping %s", why)
-        if self._stops_at is not None or self.router is None or not self.router.snapshots.may:
+        cannot = self.router is None or self._failed is not None or not self.router.snapshots.may
+        if self._stops_at is not None or cannot:
+            # A router whose journal has failed may not decide anything more.
             self._stopped.set()
             return
         self._stops_at = time.monotonic() + LAST_SNAPSHOT_S
@@ -302,6 +323,8 @@ class Broker:
             tracing.write(self.config.trace, "broker", 0, self._spans, itself, about)
         if self._recorder is not None and self.router is not None:
             self._recorder.close(self.router.log.digest)
+        if self._lasting is not None:
+            self._lasting.close(done=self._failed is None)
         if self._control is not None:
             self._control.close(LINGER_MS)
         if self._relay is not None:

@@ -1,4 +1,4 @@
-"""What `zkv broker` is started with."""
+"""What the broker's process is started with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zkv.limits import KEYS_MAX, LIMITS, MEMBERS_MAX, Limits
 from zkv.policy import SyncPolicy
+from zkv_brokers.config import RouterConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,41 @@ class BrokerConfig:
     max_keys: int = KEYS_MAX
     limits: Limits = LIMITS
     """What each of its ports bears."""
+    journal: Path | None = None
+    """The folder of the journal, by which another process can go on; None: it cannot."""
     record: Path | None = None
     """Where to write down all that is heard, for a replay."""
     trace: str = ""
     """The folder that its spans are left in at the end; "": nowhere."""
+
+    def router(self, address: str, data_address: str, key: str) -> RouterConfig:
+        """Return what its router is made with, but for the snapshot that the run begins from.
+
+        The addresses are those that others reach; `key` is the broker's public key ("": none).
+        """
+        return RouterConfig(
+            address=address,
+            policy=self.policy,
+            servers=self.servers,
+            workers=self.workers,
+            min_workers=self.min_workers,
+            on_short=self.on_short,
+            optimizer=self.optimizer,
+            staleness=self.staleness,
+            codec=self.codec,
+            codec_down=self.codec_down,
+            block_bytes=self.block_bytes,
+            placement=self.placement,
+            topology=self.topology,
+            snapshot_dir=self.snapshot_dir,
+            snapshot_every=self.snapshot_every,
+            data_address=data_address,
+            worker_lost_s=self.worker_lost_s,
+            server_lost_s=self.server_lost_s,
+            key=key,
+            norm_limit=self.norm_limit,
+            norm_action=self.norm_action,
+            max_members=self.max_members,
+            max_keys=self.max_keys,
+            lasts=self.journal is not None,
+        )

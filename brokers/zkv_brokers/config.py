@@ -61,5 +61,7 @@ class RouterConfig:
     """What becomes of one above it: "refuse", "clip" or "quarantine"."""
     max_members: int = MEMBERS_MAX
     max_keys: int = KEYS_MAX
+    lasts: bool = False
+    """Whether it can go on in another process, as all that it hears is in a journal."""
     keep_log: bool = False
     """Keep every log entry in memory, for replays and tests."""

@@ -28,7 +28,7 @@ class Door:
 
     @property
     def outside(self) -> Iterable[int]:
-        """Who waits for the servers to be complete."""
+        """Who waits for the servers to be complete, or for anybody to come back."""
         return self._early
 
     def knock(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
@@ -46,7 +46,7 @@ class Door:
                 f"{len(router.members.by_peer)} members are here, the most that this broker takes "
                 "(--max-members)"
             )
-        elif not router.members.complete:
+        elif router.returning.waiting or not router.members.complete:
             self._early[peer] = hello
         elif router.members.holder(hello) is not None:
             self._contested.setdefault(peer, (hello, router.hub.now))
@@ -54,7 +54,7 @@ class Door:
             self._admit(peer, hello, out)
 
     def open(self, out: Decisions) -> None:
-        """All servers are here: let in who has waited for them."""
+        """Let in who has waited, if all servers are here."""
         early, self._early = self._early, {}
         for peer, hello in early.items():
             try:

@@ -199,6 +199,8 @@ class Fleet:
     def tick(self, out: Decisions) -> None:
         """Time has passed: a server may be lost."""
         router, config = self._router, self._router.config
+        if router.returning.waiting:
+            return
         for server in list(router.members.servers.values()):
             silent = router.hub.silent_s(server.peer)
             gone = server.broken and silent > 3 * config.beat_s

@@ -22,6 +22,10 @@ from zkv_brokers.group import Group
 from zkv_brokers.members import Members, Worker
 
 
+def _from_nothing(number: int) -> tuple[int, Mapping[int, int]]:
+    return 0, {}
+
+
 @dataclass(slots=True)
 class Groups:
     """The groups by number; `layout`, `catalog` and `members` are shared with the router."""
@@ -42,7 +46,7 @@ class Groups:
     """Called with each new group's number, to tell it where contributions go by now."""
     regroups: Callable[[int, Decisions], None] = lambda kid, out: None
     """Called with a key before it leaves its group."""
-    begins_at: Callable[[int], tuple[int, Mapping[int, int]]] = lambda number: (0, {})
+    begins_at: Callable[[int], tuple[int, Mapping[int, int]]] = _from_nothing
     """Returns the version that a new group (by its number) begins with, and workers' clocks."""
     _cohort: set[int] = field(default_factory=set)
     """Who starts again together after a barrier that has let somebody out."""

@@ -27,6 +27,8 @@ class Keeping:
         """Numbers of the snapshots that are being written."""
         self._restores: c.Restore | None = None
         """What is being read."""
+        self._term = 0
+        """The broker's when it was asked for; it goes on under another one when it is restarted."""
 
     def apply(self, entry: c.Snapshot | c.Restore, out: list[Action]) -> None:
         """Do what the log says of snapshots."""
@@ -70,7 +72,7 @@ class Keeping:
     def restore(self, entry: c.Restore, out: list[Action]) -> None:
         """The log says that what is here begins from a snapshot."""
         shard = self._shard
-        self._restores = entry
+        self._restores, self._term = entry, shard.term
         shard.versions.update(entry.versions)
         bids = frozenset(block.bid for block in self._mine())
         if bids:
@@ -85,7 +87,7 @@ class Keeping:
     def loaded(self, event: Loaded, out: list[Action]) -> None:
         """What is here has been read, or cannot be; of an earlier broker's run it is of no use."""
         shard, entry = self._shard, self._restores
-        if entry is None or event.term != shard.term:
+        if entry is None or event.term != self._term:
             return
         self._restores, why = None, event.why
         try:

@@ -20,7 +20,7 @@ class Log:
         self._keep = keep
         self._first = 0
         self._entries: list[c.Entry] = []
-        self._hash = hashlib.sha256()
+        self._digest = b""
         self._latest: dict[type, c.Entry] = {}
 
     def __len__(self) -> int:
@@ -36,12 +36,12 @@ class Log:
         self._entries += entries
         for entry in entries:
             self._latest[type(entry)] = entry
-            self._hash.update(encode(entry))
+            self._digest = hashlib.sha256(self._digest + encode(entry)).digest()
 
     @property
     def digest(self) -> str:
         """A digest of all entries that were ever written."""
-        return self._hash.hexdigest()
+        return self._digest.hex()
 
     def latest(self, fresh: Sequence[c.Entry], kinds: Sequence[type[c.Entry]]) -> list[c.Entry]:
         """Return the last entry of each of these kinds; `fresh` are about to be written."""

@@ -5,11 +5,12 @@ Part of the router; `zkv_brokers.together` decides for an update whether they do
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zkv import control as c
 from zkv.dtypes import DTYPES
-from zkv.wire import MODEL
+from zkv.wire import MODEL, KeySpec
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
@@ -31,21 +32,26 @@ def prepare(router: Router, model: Group) -> None:
         for kid in layout.kids_in(MODEL)
         if not DTYPES[(entry := layout.entries[kid]).spec.dtype].floating
     ]
-
-    def forbids() -> str:
-        if odd:
-            return f"key {odd[0].key!r} is of {odd[0].dtype}: such keys come one by one"
-        if (moves := router.moves).stage != IDLE or moves.waits_for():
-            # A sum goes where its sender's contribution goes, and that is not yet the same for all.
-            return "blocks are moving between servers"
-        if layout.tables:
-            return f"table {next(iter(layout.tables.names()))!r} is pushed by rows"
-        codec = router.coding.up.text
-        return "" if codec == "none" else f"gradients are encoded ({codec})"
-
     together = model.together
-    together.topology, together.forbids = router.topology, forbids
-    together.find = router.members.workers.get
+    together.topology, together.find = router.topology, router.members.member
+    together.forbids = partial(forbids, router, odd[0] if odd else None)
+
+
+def forbids(router: Router, odd: KeySpec | None) -> str:
+    """Return why the model's keys or codecs do not allow sums among workers; "" if they do.
+
+    `odd`: a key of the model that is not of floating point.
+    """
+    layout, moves = router.layout, router.moves
+    if odd is not None:
+        return f"key {odd.key!r} is of {odd.dtype}: such keys come one by one"
+    if moves.stage != IDLE or moves.waits_for():
+        # A sum goes where its sender's contribution goes, and that is not yet the same for all.
+        return "blocks are moving between servers"
+    if layout.tables:
+        return f"table {next(iter(layout.tables.names()))!r} is pushed by rows"
+    codec = router.coding.up.text
+    return "" if codec == "none" else f"gradients are encoded ({codec})"
 
 
 def hear(router: Router, worker: Worker, message: c.Listens | c.CutOff, out: Decisions) -> None:

@@ -110,6 +110,10 @@ class Members:
             key=lambda worker: worker.number,
         )
 
+    def member(self, incarnation: int) -> Worker | None:
+        """Return the member with this incarnation."""
+        return self.workers.get(incarnation)
+
     def numbered(self, number: int) -> Worker | None:
         """Return the training member with this number."""
         return next((w for w in self.training() if w.number == number), None)

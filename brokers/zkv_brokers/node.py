@@ -164,7 +164,9 @@ class Node:
             return self._flush(now)
         if envelope.target in (0, self._link.instance):
             change, messages = self._link.receive(c.decode_messages(envelope), now)
-            if change is not None and change.before:
+            if change is not None and change.goes_on:
+                self._broker_returned()
+            elif change is not None and change.before:
                 self._broker_changed(now)
             for message in messages:
                 self._hear(message, now)
@@ -262,6 +264,11 @@ class Node:
         if not self.shard.started:
             self._feed(Reset(), now)
         self._hello()
+
+    def _broker_returned(self) -> None:
+        text = f"the broker at {self.config.broker} was restarted, and goes on where it was"
+        self._out.append(Note("warning", text))
+        self.round_trips = RoundTrips()
 
     def _hear(self, message: c.Message, now: float) -> None:
         match message:

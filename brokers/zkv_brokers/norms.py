@@ -81,7 +81,7 @@ class Norms:
         """
         why = self._barred.get((name, key))
         if why is not None:
-            raise Refused(f"worker {name!r} is in quarantine until the broker is restarted: {why}")
+            raise Refused(f"worker {name!r} is in quarantine until a new run begins: {why}")
 
     def put_out(self, router: Router, out: Decisions) -> None:
         """Put out who has been above the limit too often."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zkv import control as c
 from zkv.errors import Refused, ZkvError
 from zkv.wire import KeySpec, TableSpec
+from zkv_brokers.catalog import Pending
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import Worker
 
@@ -40,3 +41,25 @@ def offer(router: Router, worker: Worker, message: c.Offer, out: Decisions) -> N
         raise taken
     if taken is None:
         router.hub.send(worker.peer, c.Reply(message.token, "known"))
+
+
+def held(router: Router, init: int, server: int, out: Decisions) -> None:
+    """A server holds all first values of an initialisation: with the last one the keys exist."""
+    done = router.catalog.held(init, server)
+    if done is not None:
+        seeded(router, done, out)
+
+
+def seeded(router: Router, done: Pending, out: Decisions) -> None:
+    """All servers hold the values of these keys: they exist."""
+    told = router.catalog.complete(done, out.index)
+    for incarnation in router.members.incarnations():
+        out.tell(incarnation, told)
+        out.tell(incarnation, c.Ready(done.init))
+    for kid in {entry.kid: None for entry in done.entries}:
+        if done.plain or router.restoring.is_plain(kid):
+            router.groups.make_plain(kid, out, at_birth=True)
+    for incarnation, token in done.waiting:
+        mine = incarnation == done.incarnation
+        out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))
+    router.begin(out)

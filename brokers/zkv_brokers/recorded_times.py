@@ -116,7 +116,9 @@ def of_a_broker(path: Path) -> Path:
 
 def _live_again(first: list[Any], rest: list[list[Any]]) -> tuple[dict[int, list[float]], bool]:
     """Return the times in seconds by worker, and whether the recording has its end."""
-    _, _, plain, term, instance = first
+    _, _, plain, term, instance, *state = first
+    if state:
+        raise ValueError("it is of a broker that went on from a journal, and begins in mid-run")
     config = RouterConfig(**{**plain, "policy": policy(plain["policy"])})
     router = Router(config, term=term, instance=instance)
     router.hub = listener = _Listener(router, instance)

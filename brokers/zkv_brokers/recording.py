@@ -22,7 +22,7 @@ from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import NodeConfig
 from zkv_brokers.shard import Shard
 from zkv_brokers.shard_events import Loaded, Wrote
-from zkv_brokers.signals import Ask, Event, Keys, Received, ServerLink, Written
+from zkv_brokers.signals import Ask, Event, Keys, Received, Restarted, ServerLink, Tick, Written
 
 FORMAT = "zkv recording 1"
 LENGTH_BYTES = 4
@@ -40,10 +40,9 @@ class Recorder:
         packed = msgspec.msgpack.encode(record)
         self._file.write(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
 
-    def broker(self, config: RouterConfig, term: int, instance: int) -> None:
-        """The first record of a broker."""
-        plain = {**asdict(config), "policy": str(config.policy)}
-        self._write(FORMAT, "broker", plain, term, instance)
+    def broker(self, config: RouterConfig, term: int, instance: int, *state: bytes) -> None:
+        """The first record of a broker; `state` is what it begins as, if it was one before."""
+        self._write(FORMAT, "broker", plain_config(config), term, instance, *state)
 
     def server(self, config: NodeConfig, instance: int, now: float) -> None:
         """The first record of a server."""
@@ -51,26 +50,11 @@ class Recorder:
 
     def turn(self, events: list[Event], now: float) -> None:
         """A broker's turn of the loop."""
-        plain: list[tuple[Any, ...]] = []
-        for event in events:
-            match event:
-                case Received(route, frame, key):
-                    plain.append((route, frame, key) if key else (route, frame))
-                case Keys(holders):
-                    plain.append(("keys", [(o.key, o.name, sorted(o.roles)) for o in holders]))
-                case ServerLink(index, up):
-                    plain.append((index, up, None))
-                case Written(number, why):
-                    plain.append((number, why, None, None))
-                case Ask():
-                    plain.append((None,))
-                case _:
-                    plain.append(())
-        self._write("turn", now, plain)
+        self._write("turn", now, [plain_of(event) for event in events])
 
     def heard(self, kind: str, now: float, *what: Any) -> None:
         """A server's event: "control" (frame), "data" (header, payload), "wrote" or "loaded" (see
-        `plain_of`), "over", "tick", "stop"."""
+        `plain_of_disk`), "over", "tick", "stop"."""
         self._write(kind, now, *what)
 
     def close(self, digest: str) -> None:
@@ -78,6 +62,30 @@ class Recorder:
         if not self._file.closed:
             self._write("end", digest)
             self._file.close()
+
+
+def plain_config(config: RouterConfig) -> dict[str, Any]:
+    """Return a router's settings as plain data; `replay.config_of` reads them."""
+    return {**asdict(config), "policy": str(config.policy)}
+
+
+def plain_of(event: Event) -> tuple[Any, ...]:
+    """Return what a broker has heard as plain data; `replay.event_of` reads it."""
+    match event:
+        case Received(route, frame, key):
+            return (route, frame, key) if key else (route, frame)
+        case Keys(holders):
+            return "keys", [(one.key, one.name, sorted(one.roles)) for one in holders]
+        case ServerLink(index, up):
+            return index, up, None
+        case Written(number, why):
+            return number, why, None, None
+        case Restarted(term, instance):
+            return "restarted", term, instance
+        case Ask():
+            return (None,)
+        case Tick():
+            return ()
 
 
 def records(path: Path) -> Iterator[tuple[int, list[Any]]]:
@@ -102,7 +110,7 @@ def records(path: Path) -> Iterator[tuple[int, list[Any]]]:
         at += LENGTH_BYTES + size
 
 
-def plain_of(event: Wrote | Loaded) -> tuple[Any, ...]:
+def plain_of_disk(event: Wrote | Loaded) -> tuple[Any, ...]:
     """Return what a disk has said, as it is recorded, its kind first."""
     if isinstance(event, Wrote):
         return "wrote", event.number, event.nbytes, event.sha256, event.why

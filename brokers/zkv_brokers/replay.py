@@ -20,7 +20,8 @@ from zkv_brokers.node import Node, NodeConfig
 from zkv_brokers.recording import FORMAT, digest_of, records
 from zkv_brokers.router import Router
 from zkv_brokers.shard_events import Loaded, Wrote
-from zkv_brokers.signals import Ask, Event, Keys, Received, ServerLink, Tick, Written
+from zkv_brokers.signals import Ask, Event, Keys, Received, Restarted, ServerLink, Tick, Written
+from zkv_brokers.state import unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,12 @@ def router_of(first: list[Any], rest: Iterable[list[Any]]) -> tuple[Router, str 
     Raises:
         ProtocolError, TypeError, ValueError, KeyError, IndexError: a record is damaged.
     """
-    _, _, plain, term, instance = first
-    config = RouterConfig(**{**plain, "policy": policy(plain["policy"])})
-    router = Router(config, term=term, instance=instance)
+    _, _, plain, term, instance, *state = first
+    if state:
+        router: Router = unpacked(state[0])
+    else:
+        config = RouterConfig(**{**plain, "policy": policy(plain["policy"])})
+        router = Router(config, term=term, instance=instance)
     recorded = None
     for kind, *what in rest:
         if kind == "end":
@@ -97,6 +101,8 @@ def event_of(plain: list[Any]) -> Event:
             return Keys(tuple(Holder(key, name, frozenset(roles)) for key, name, roles in holders))
         case [route, frame]:
             return Received(route, frame)
+        case ["restarted", term, instance]:
+            return Restarted(term, instance)
         case [index, up, None]:
             return ServerLink(index, up)
         case [route, frame, key]:

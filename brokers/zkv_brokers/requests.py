@@ -1,24 +1,22 @@
-"""Answers of the router that need only a look at its state: welcomes, pulls, status, checks."""
+"""Answers of the router that need only a look at its state: welcomes, pulls, checks, reasons."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, UnknownKey
 from zkv.policy import SyncPolicy, policy
 from zkv.reasons import Reason
-from zkv.rebalance import imbalance_of
 from zkv.staleness import staleness
 from zkv.wire import MODEL, NO_BATCH, PULLS, ContributionId
-from zkv_brokers import meeting, reasons
+from zkv_brokers import reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
-from zkv_brokers.placed import Placed
-from zkv_brokers.placed_tables import tables_in_words
 from zkv_brokers.rules import Rules
 
 if TYPE_CHECKING:
@@ -102,7 +100,7 @@ def pull(router: Router, worker: Worker, message: c.Pull, out: Decisions) -> Non
     model = router.groups.model
     if model is not None and 0 < model.ahead.version <= message.seen:
         # It computes on a version that is on its way into the log: it must not read an older one.
-        model.ahead.then.append(lambda out: pull(router, worker, message, out))
+        model.ahead.then.append(partial(pull, router, worker, message))
         return
     if worker.incarnation not in router.members.workers:
         return
@@ -289,112 +287,18 @@ def why_waiting(router: Router, worker: Worker) -> Reason | None:
     return None
 
 
-def _text(reason: Reason | None) -> str:
+def text_of(reason: Reason | None) -> str:
+    """Return a reason in words; "" for none."""
     return reason.text() if reason is not None else ""
 
 
 def explain(router: Router, outside: Iterable[int], told: dict[int, str]) -> None:
     """Tell those who wait why: newcomers (peers) always, members when the reason has changed."""
-    missing = _text(reasons.servers_missing(router.members, router.config.address))
+    missing = text_of(reasons.servers_missing(router.members, router.config.address))
     for peer in outside:
         router.hub.send(peer, c.Waiting(missing))
     for worker in router.members.training():
-        reason = _text(why_waiting(router, worker))
+        reason = text_of(why_waiting(router, worker))
         if reason != told.get(worker.incarnation, ""):
             told[worker.incarnation] = reason
             router.hub.send(worker.peer, c.Waiting(reason[:4000]))
-
-
-def _waiting(router: Router, worker: Worker) -> dict[str, Any] | None:
-    reason = why_waiting(router, worker)
-    return reason.to_plain() if reason is not None else None
-
-
-def _workers(router: Router) -> list[dict[str, Any]]:
-    model = router.groups.model
-    clocks = model.sync.clocks if model is not None else {}
-    return [
-        {
-            "number": worker.number,
-            "name": worker.hello.name,
-            "host": worker.hello.host,
-            "pid": worker.hello.pid,
-            "observer": worker.hello.observer,
-            "clock": clocks.get(worker.number, 0),
-            "contributions": model.tally(worker.number).plain() if model is not None else {},
-            "last_heard_s": round(router.hub.silent_s(worker.peer), 3),
-            "time": worker.spent.to_plain() if worker.spent is not None else None,
-            "transport": worker.transport,
-            "link_rate": worker.link_rate,
-            "waiting": _waiting(router, worker),
-        }
-        for worker in router.members.workers.values()
-    ]
-
-
-def _measured(router: Router) -> dict[str, Any]:
-    """Return how evenly payload bytes were spread, and over how many seconds."""
-    loads, servers = router.loads, router.members.servers
-    return {
-        "measured_imbalance": round(imbalance_of(loads.by_server(servers)), 4) if servers else 1.0,
-        "measured_s": round(loads.seconds(router.hub.now), 3),
-    }
-
-
-def status(router: Router) -> dict[str, Any]:
-    """Return how things stand, as plain data for `zkv status --json`."""
-    model = router.groups.model
-    members = router.members
-    layout = router.layout
-    coding = router.coding.plain(layout)
-    measured = router.loads.by_server(members.servers)
-    tallies = sorted(model.tallies.items()) if model is not None else []
-    gone = set(range(members.places)) - members.servers.keys()
-    places = max(members.places, router.config.servers)
-    placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
-    return {
-        "broker": router.config.address,
-        "process": router.about,
-        "term": members.term,
-        "policy": str(router.policy),
-        "optimizer": str(router.model_spec),
-        "staleness": str(router.staleness),
-        **coding,
-        "failed": router.failed.reason if router.failed is not None else None,
-        "version": router.groups.version,
-        "log_entries": len(router.log),
-        "data": router.groups.draws.plain(),
-        "keys": len(layout.kid_of),
-        "tables": tables_in_words(layout, members.servers.values()),
-        "plain_keys": len(router.groups.by_number) - (model is not None),
-        "servers_wanted": members.servers_wanted,
-        "waiting": _text(
-            reasons.servers_missing(members, router.config.address)
-            or reasons.workers_missing(members)
-        ),
-        "pending": [model.arrivals[name].number for name in model.kept()] if model else [],
-        "contributions": {str(number): tally.plain() for number, tally in tallies},
-        "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
-        **placed.plain(),
-        "topology": meeting.plain(router),
-        "moves": {**router.moves.plain(), "draining": router.fleet.draining},
-        **_measured(router),
-        "snapshots": router.snapshots.plain(),
-        "servers": [
-            {
-                "index": server.index,
-                "name": server.hello.name,
-                "address": server.hello.address,
-                "key": router.hub.key_of(server.peer),
-                "host": server.hello.host,
-                "pid": server.hello.pid,
-                "last_heard_s": round(router.hub.silent_s(server.peer), 3),
-                **placed.of_server(server.index),
-                "measured": measured.get(server.index, 0.0),
-                "updates": server.updates,
-                "update_s": round(server.update_s, 6),
-            }
-            for server in members.servers.values()
-        ],
-        "workers": _workers(router),
-    }

@@ -19,6 +19,7 @@ from zkv.policy import policy
 from zkv.pool import Pool, Remaining, Shard
 from zkv.wire import MODEL, BlockSpec, KeySpec, TableSpec
 from zkv.wishes import Wishes
+from zkv_brokers import offers
 from zkv_brokers.catalog import Pending
 from zkv_brokers.config import RouterConfig
 from zkv_brokers.decisions import Decisions
@@ -179,7 +180,7 @@ class Restoring:
         pending = self._router.catalog.pending
         done = [pending.pop(init.init) for init in self.manifest.inits]
         for one in done:
-            self._router.seeded(one, out)
+            offers.seeded(self._router, one, out)
         self._router.hub.note("info", f"all servers hold their part of {self.manifest.name}")
 
 

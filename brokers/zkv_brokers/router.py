@@ -8,6 +8,7 @@ of its own; it writes the one ordered log. It must not know sockets, clocks, fil
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, code_of
@@ -17,8 +18,8 @@ from zkv.policy import SyncPolicy
 from zkv.staleness import staleness
 from zkv.topology import topology
 from zkv.wire import MODEL, SEEDS
-from zkv_brokers import meeting, offers, requests
-from zkv_brokers.catalog import Catalog, Pending
+from zkv_brokers import meeting, offers, requests, standing
+from zkv_brokers.catalog import Catalog
 from zkv_brokers.coding import Coding
 from zkv_brokers.config import RouterConfig as RouterConfig
 from zkv_brokers.decisions import Decisions, Pins
@@ -37,11 +38,13 @@ from zkv_brokers.moves import Moves
 from zkv_brokers.optimizers_in_force import MODEL_DEFAULT, PLAIN_DEFAULT
 from zkv_brokers.rearranging import rearrange
 from zkv_brokers.restoring import Restoring, as_restored
+from zkv_brokers.returning import Returning
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Ask, Written
 from zkv_brokers.signals import Event as Event
 from zkv_brokers.signals import Keys as Keys
 from zkv_brokers.signals import Received as Received
+from zkv_brokers.signals import Restarted as Restarted
 from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
@@ -58,14 +61,15 @@ class Router:
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
-        self.hub = Hub(instance, resend_s=config.link_resend_s, members=config.max_members)
+        resend_s, members = config.link_resend_s, config.max_members
+        self.hub = Hub(instance, resend_s=resend_s, members=members, lasts=config.lasts)
         self.coding = Coding(
-            config.codec, config.codec_down, lambda: self.hub.now, self.model_spec.rule.name
+            config.codec, config.codec_down, self._clock, self.model_spec.rule.name
         )
         self.topology = topology(config.topology)
         places = (self.topology.placement(config.placement), self.members.names)
         self.catalog = Catalog(self.layout, self.coding, config.block_bytes, *places)
-        self.catalog.pieces = lambda blocks: self.topology.pieces(blocks, config.workers)
+        self.catalog.pieces = partial(self.topology.pieces, workers=config.workers)
         parts = (self.layout, self.catalog, self.members, config.policy)
         self.groups = Groups(*parts, Pins(config.versions_pinned_max), self._prepare)
         self.log = Log(keep=config.keep_log)
@@ -75,6 +79,7 @@ class Router:
         self.door, self.gatekeeper = Door(self), Gatekeeper(self, config.key)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
         self.snapshots, self.restoring = Snapshots(self), Restoring(self)
+        self.returning = Returning(self)
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self.about: dict[str, object] = {}  # What its process says of itself, for `status` alone.
@@ -86,6 +91,9 @@ class Router:
     def policy(self) -> SyncPolicy:
         """The policy in force."""
         return self.groups.policy
+
+    def _clock(self) -> float:
+        return self.hub.now
 
     # --- in and out --------------------------------------------------------------------------
 
@@ -118,6 +126,9 @@ class Router:
                 self.members.link_changed(index, up)
             case Ask() | Written():
                 self.snapshots.hear(event)
+            case Restarted(term, instance):
+                self.returning.begin(term, instance)
+        self.returning.look(out)
         self.restoring.look(out)
         self.moves.look(out)
         self.fleet.look(out)
@@ -160,6 +171,8 @@ class Router:
                 pass  # Said twice: a process is one member.
             case c.WorkerHello():
                 self.door.knock(peer, message, out)
+            case c.ServerHello() if self.returning.holds(peer, message):
+                pass
             case c.ServerHello():
                 if self.fleet.hello(peer, message, out):
                     self.fleet.changed()
@@ -171,7 +184,7 @@ class Router:
                 # It was let go, and had sent this before it knew.
                 pass
             case c.Status(token=token):
-                self.hub.send(peer, c.Reply(token, requests.status(self)))
+                self.hub.send(peer, c.Reply(token, standing.status(self)))
             case c.Change():
                 number = who.number if isinstance(who, Worker) else -1
                 value = requests.change(self, message, number, out)
@@ -202,7 +215,7 @@ class Router:
                 worker.barrier_token = 0  # It has given its barrier up (interrupt, time-out).
                 self.groups.come_back(out)
                 self.groups.ask(worker.incarnation, on_demand=on_demand)
-                self._begin(out)
+                self.begin(out)
             case c.Plain(key=key):
                 # `Regrouped` is the answer; a reply would end the push that asked, unsettled.
                 self.groups.make_plain(self.layout.kid(key), out)
@@ -242,7 +255,7 @@ class Router:
                 self.gatekeeper.norms.told(message)
                 for name, grant in names:
                     if name.group == SEEDS:
-                        self.seeded(self.catalog.held(name.batch, server.index), out)
+                        offers.held(self, name.batch, server.index, out)
                     elif (worker := self.members.workers.get(name.incarnation)) is not None:
                         group = self.groups[name.group]
                         group.held(name, worker.number, grant, server.index, message.index, out)
@@ -277,22 +290,6 @@ class Router:
 
     # --- keys --------------------------------------------------------------------------------
 
-    def seeded(self, done: Pending | None, out: Decisions) -> None:
-        """All servers hold the values of these keys: they exist (None: not yet)."""
-        if done is None:
-            return
-        told = self.catalog.complete(done, out.index)
-        for incarnation in self.members.incarnations():
-            out.tell(incarnation, told)
-            out.tell(incarnation, c.Ready(done.init))
-        for kid in {entry.kid: None for entry in done.entries}:
-            if done.plain or self.restoring.is_plain(kid):
-                self.groups.make_plain(kid, out, at_birth=True)
-        for incarnation, token in done.waiting:
-            mine = incarnation == done.incarnation
-            out.tell(incarnation, c.Reply(token, "seeded" if mine else "known"))
-        self._begin(out)
-
     def _leaves_group(self, kid: int, out: Decisions) -> None:
         """A key is about to leave its group, and its bucket: nothing of it may be on its way."""
         why = f"key {self.layout.entries[kid].spec.key!r} gets a group of its own"
@@ -303,7 +300,7 @@ class Router:
         model.rules = requests.rules(self)
         meeting.prepare(self, model)
 
-    def _begin(self, out: Decisions) -> None:
+    def begin(self, out: Decisions) -> None:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
         if not self.groups.begin(out):
             return
@@ -338,7 +335,7 @@ class Router:
         short = "" if worker.leaving or worker.hello.observer else self.members.shortage()
         if short and self.config.on_short == "fail":
             self.fail("WorkersLost", f"{worker} is gone: {why}; {short}")
-        self._begin(out)
+        self.begin(out)
         last = c.Bye(why) if worker.leaving else c.Refusal(0, "Evicted", f"{worker}: {why}")
         self.hub.send(worker.peer, last)
         self.hub.close(worker.peer)
@@ -376,7 +373,7 @@ class Router:
     def _tick(self, now: float, out: Decisions) -> None:
         for worker in list(self.members.workers.values()):
             silent = self.hub.silent_s(worker.peer)
-            if silent > self.config.worker_lost_s:
+            if silent > self.config.worker_lost_s and not self.returning.waiting:
                 self.remove(worker, f"nothing was heard of it for {silent:.1f} s", out)
                 self.note_shortage()
         self.door.settle(out)

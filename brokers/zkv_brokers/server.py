@@ -37,7 +37,7 @@ from zkv_brokers.disk import Disk
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.node import Action, Drained, Failed, Keyed, Node, NodeConfig, Note, SendControl
-from zkv_brokers.recording import Recorder, digest_of, plain_of
+from zkv_brokers.recording import Recorder, digest_of, plain_of_disk
 from zkv_brokers.senders import Senders, sender
 from zkv_brokers.server_config import ServerConfig as ServerConfig
 from zkv_brokers.shard import Prepare, Shard, ToServer
@@ -237,7 +237,7 @@ class Server:
 
     def _disk_says(self, event: Wrote | Loaded) -> None:
         if self.node is not None:
-            self._carry_out(self.node.disk_says(event, self._hears(*plain_of(event))))
+            self._carry_out(self.node.disk_says(event, self._hears(*plain_of_disk(event))))
 
     def _answer(self, route: list[bytes], frames: list[Any]) -> None:
         if self._data is not None:

@@ -1,4 +1,4 @@
-"""What `zkv server` is started with."""
+"""What the server's process is started with."""
 
 from __future__ import annotations
 

@@ -127,8 +127,7 @@ class Shard:
             self._held = []
         out.extend(self.tables.outgoing(self.number))
         out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))
-        out.extend(self.copies.requests(now))
-        return out
+        return [*out, *self.copies.requests(now)]
 
     # --- the log -----------------------------------------------------------------------------
 
@@ -140,17 +139,17 @@ class Shard:
                 if term < self.term or index != self.index:
                     wanted = (self.term, self.index)
                     raise ProtocolError(f"log entry ({term}, {index}), expected {wanted}")
+                self.term = term
                 for entry in entries:
                     self._apply(entry, out)
                     self.index += 1
-                self._unpark(out)
             case c.Catchup():
                 for entry in message.entries:
                     self._apply(entry, out)
                 if message.last:
                     self.term, self.index = message.term, message.index
                     self.versions = dict(message.versions)
-                    self._unpark(out)
+        self._unpark(out)
 
     def _apply(self, entry: c.Entry, out: list[Action]) -> None:
         out.extend(self.copies.note(entry))

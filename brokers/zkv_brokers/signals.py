@@ -52,7 +52,15 @@ class Written:
     why: str = ""
 
 
-Event = Received | Tick | ServerLink | Keys | Ask | Written
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The broker goes on in another process, of these numbers: higher ones than all before."""
+
+    term: int
+    instance: int
+
+
+Event = Received | Tick | ServerLink | Keys | Ask | Written | Restarted
 
 
 @dataclass(frozen=True, slots=True)

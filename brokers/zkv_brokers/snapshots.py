@@ -72,6 +72,8 @@ class Snapshots:
         """When the last one was begun, and the version then."""
         self._last: dict[str, Any] | None = None
         self._failed = ""
+        self._given_up = ""
+        """The last one that failed: its files are to go."""
         self._counts = {"taken": 0, "failed": 0}
         self._actions: list[Complete | GiveUp] = []
 
@@ -255,10 +257,20 @@ class Snapshots:
     def _give_up(self, why: str) -> None:
         taking = self._taking
         assert taking is not None
-        self._actions.append(GiveUp(self._url, taking.manifest.name))
+        self._given_up = taking.manifest.name
+        self._actions.append(GiveUp(self._url, self._given_up))
         self._taking = None
         self._asked = [*taking.asked, *self._asked]
         self._refuse(why)
+
+    def again(self) -> None:
+        """The broker goes on in another process: what the one before was to do with files it may
+        not have done. All parts that are on their way come all the same."""
+        taking = self._taking
+        if self._given_up:
+            self._actions.append(GiveUp(self._url, self._given_up))
+        if taking is not None and taking.completing:
+            self._actions.append(Complete(self._number, self._url, taking.manifest))
 
     def _refuse(self, why: str) -> None:
         """One that was wanted will not be; the older ones are as they were."""

@@ -29,12 +29,16 @@ RESTS_MAX = 256
 """After sums that could not be finished so many updates go to the servers at most."""
 
 
+def _nobody(incarnation: int) -> None:
+    """Know no members."""
+
+
 @dataclass(slots=True)
 class Together:
     """One group's update that is added up among workers, if it is, and who waits to hear so."""
 
     topology: Topology = field(default_factory=Topology)
-    find: Callable[[int], Worker | None] = lambda incarnation: None
+    find: Callable[[int], Worker | None] = _nobody
     """The member with this incarnation."""
     forbids: Callable[[], str] = str
     """Why the model's keys or codecs do not allow sums among workers; "" if they do."""

@@ -75,6 +75,10 @@ class Safety:
     def learn(self, ring: Keyring) -> None:
         """Take the broker's word on whose keys are whose, and who may speak to this process."""
 
+    def cut(self) -> int:
+        """Cut the live links of all keys that are not let in; return how many there were."""
+        return 0
+
     def place(self, address: str, key: str) -> None:
         """Note which key answers at an address."""
 

@@ -35,6 +35,8 @@ COPY_BYTES_MAX = 64 * 1024
 FRAMES_MAX = 8
 HANDSHAKE_MS = 5_000
 """What a peer gets to prove itself; then its connection is ended."""
+RECONNECT_MS = 100
+"""A process that was started again is dialled within three times this: a whole cluster waits."""
 
 
 class FdSocket:
@@ -150,8 +152,8 @@ def new_socket(
         (zmq.HEARTBEAT_IVL, 2_000),
         (zmq.HEARTBEAT_TIMEOUT, 10_000),
         (zmq.HEARTBEAT_TTL, 10_000),
-        (zmq.RECONNECT_IVL, 100),
-        (zmq.RECONNECT_IVL_MAX, 2_000),
+        (zmq.RECONNECT_IVL, RECONNECT_MS),
+        (zmq.RECONNECT_IVL_MAX, 2 * RECONNECT_MS),
         (zmq.BACKLOG, 1_024),
         (zmq.TCP_MAXRT, 15_000),
         (zmq.LINGER, 0),

@@ -24,6 +24,8 @@ from zkv_net.safety import choose, said_insecure
 from zkv_net.sockets import connect, new_socket
 
 TOKEN = 1
+BEAT_S = 0.5
+"""A wait for an answer says something so often."""
 Request = c.Status | c.Change | c.Rearrange | c.TakeSnapshot
 Heard = TypeVar("Heard")
 
@@ -104,9 +106,14 @@ class Line:
     ) -> Heard:
         """Send a message and return the first one heard that is wanted."""
         self._link.send(message)
-        deadline = time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline, beat_at = now + timeout_s, now + BEAT_S
         while True:
             now = time.monotonic()
+            if now >= beat_at:
+                # Who is silent is forgotten, and a broker that was restarted has to be spoken to.
+                self._link.send(c.Beat(now))
+                beat_at = now + BEAT_S
             for packet in self._link.outgoing(now):
                 self._socket.send(c.encode_packet(packet), zmq.NOBLOCK)
             if now >= deadline:
@@ -114,7 +121,7 @@ class Line:
                     f"no broker has answered at {self._address} within {timeout_s:g} s; "
                     "is it running, and is this the broker's address? " + doctor_hint(self._address)
                 )
-            until = min(deadline, self._link.deadline() or deadline)
+            until = min(deadline, beat_at, self._link.deadline() or deadline)
             ready = dict(self._poller.poll(max(1, int(1000 * (until - now)))))
             if self._monitor in ready:
                 self._failed(self._monitor.recv_multipart())

@@ -90,7 +90,11 @@ def start(
     """
     log: dict[str, str] = {"log-format": settings.log.format, "log-level": settings.log.level}
     lifeline = {LIFELINE: "stdin", "PYTHONUNBUFFERED": "1"}
-    broker = children.start("broker", command_line("broker", settings.broker, log), lifeline)
+    section = settings.broker
+    if section.journal == "auto":
+        # This cluster ends with its broker: nobody starts that again.
+        section = section.model_copy(update={"journal": "none"})
+    broker = children.start("broker", command_line("broker", section, log), lifeline)
     until = (time.monotonic() + timeout_s, timeout_s)
     address = _awaited(events, until, broker, BROKER_AT, quiet)[1].group(1)
     command = command_line("server", _beside(address, settings), log | {"broker": address})

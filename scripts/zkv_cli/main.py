@@ -65,7 +65,8 @@ def _main(
 @o.sets(
     broker=(
         *(o.BROKER_BIND, o.DATA_BIND, o.ADVERTISE, o.SERVERS, o.WORKERS, *o.TRAINING),
-        *(*o.SNAPSHOTS, o.RECORD, o.INSECURE, *o.LOST, *o.LIMITS, *o.DATA_SOCKETS, o.LOOP),
+        *(*o.SNAPSHOTS, o.JOURNAL, o.RECORD, o.INSECURE, *o.LOST, *o.LIMITS),
+        *(*o.DATA_SOCKETS, o.LOOP),
     ),
     join=(o.KEYS,),
     log=o.LOG,

@@ -138,6 +138,13 @@ SERVERS = Setting("servers", int, ("--servers",), "How many servers hold the mod
 WORKERS = Setting(
     "workers", int, ("--workers",), "No first batch begins before so many workers are here."
 )
+JOURNAL = Setting(
+    "journal",
+    str,
+    ("--journal",),
+    "Folder of the journal by which this broker goes on if it is started again; none: it cannot "
+    "(default: one in ~/.local/state/zkv for each address with a port).",
+)
 RECORD = Setting(
     "record",
     str,

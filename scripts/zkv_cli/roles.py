@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,38 @@ def recording(folder: str, role: str) -> Path | None:
     return made / f"{role}-{os.getpid()}.rec"
 
 
+def journal_folder(text: str, bind: str) -> Path | None:
+    """Return the folder of a broker's journal; None if it has none.
+
+    "none", or "auto" with a bind to any free port: nobody could start it again on its address.
+    "auto" is a folder for each machine and address, so that who starts a broker again where it was
+    need not think of it.
+    """
+    host, port = split_address(bind)
+    nobody = port in ("0", "*") or sys.platform == "win32"
+    if text == "none" or (text == "auto" and nobody):
+        return None
+    if text != "auto":
+        return Path(text)
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    # A home may be shared by machines; and a name of a host is no path.
+    name = re.sub(r"[^0-9A-Za-z.-]", "_", f"{net.host_name()}-{host}-{port}")
+    folder = base / "zkv" / "brokers" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        log.warning(
+            "%s cannot be written: if this broker dies, its run ends with it (--journal DIR names "
+            "another folder, --journal none says that this is meant)",
+            folder,
+        )
+    return folder if writable else None
+
+
 def broker_config(section: BrokerSection) -> BrokerConfig:
     """Return what the broker's driver takes."""
     from zkv_brokers.broker import BrokerConfig
@@ -68,6 +102,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         snapshot_every=section.snapshot_every,
         restore=absolute(section.restore),
         restore_whole=section.restore_whole,
+        journal=journal_folder(section.journal, section.bind),
         record=recording(section.record, "broker"),
         trace=os.environ.get(tracing.VARIABLE, ""),
         insecure=section.insecure,

@@ -185,6 +185,7 @@ class BrokerSection(Section):
     snapshot_every: Annotated[str, AfterValidator(lambda text: str(every(text)))] = ""
     restore: str = ""
     restore_whole: bool = False
+    journal: str = "auto"
     record: str = ""
     insecure: bool = False
     worker_lost_s: Seconds = 10.0

@@ -105,7 +105,7 @@ async def test_three_above_the_limit_put_a_worker_out_until_the_broker_is_anothe
                 await bad.pull("b")
         with pytest.raises(Evicted, match=r"quarantine: the norms of \d+ of its gradients"):
             await until_put_out(bad)
-        with pytest.raises(Refused, match="in quarantine until the broker is restarted"):
+        with pytest.raises(Refused, match="in quarantine until a new run begins"):
             await made.worker(1, name="bad").connect()
         batch = await both(good, 3.0)
         assert await batch.wait() == "committed"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from zkv import control as c
-from zkv.errors import ClusterNotReady, WaitTimeout, doctor_hint
+from zkv.errors import BrokerLost, ClusterNotReady, WaitTimeout, doctor_hint
 from zkv_workers.config import SessionConfig
 from zkv_workers.signals import Fail, Narrate, Output
 
@@ -71,6 +71,13 @@ class Requests:
         tokens = list(self._open)
         self._open.clear()
         return tokens
+
+    def broker_lost(self, silent_s: float) -> BrokerLost:
+        """Return the error of a broker that was not heard for so long."""
+        broker = self._config.broker
+        text = f"nothing was heard of the broker at {broker} for {silent_s:.1f} s"
+        text += f": {self.trouble}" if self.trouble else ""
+        return BrokerLost(f"{text}; {doctor_hint(broker)}")
 
     def owes(self, late: Set[int], servers: Iterable[c.ServerAt]) -> None:
         """Note of which servers something is awaited: a wrong address shows nowhere else."""

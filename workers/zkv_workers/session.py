@@ -223,9 +223,12 @@ class Session:
             return
         if envelope.target not in (0, self._link.instance):
             return
-        packet = c.decode_messages(envelope)
-        change, messages = self._link.receive(packet, self.now)
-        if change is not None and change.before:
+        change, messages = self._link.receive(c.decode_messages(envelope), self.now)
+        if change is not None and change.goes_on:
+            text = f"the broker at {self.config.broker} was restarted, and goes on where it was"
+            self._out.append(s.Narrate("warning", text))
+            self.round_trips = RoundTrips()
+        elif change is not None and change.before:
             self._broker_changed()
         for message in messages:
             self._hear(message)
@@ -235,8 +238,8 @@ class Session:
     def _broker_changed(self) -> None:
         broker = f"the broker at {self.config.broker}"
         if self.made.started:
-            text = "was restarted and its log is lost; stop all processes and start the run again"
-            self.fail(errors.BrokerLost(f"{broker} {text}"))
+            text = "was restarted and its log is lost, as it has no journal of this run"
+            self.fail(errors.BrokerLost(f"{broker} {text}; stop all and start the run again"))
             return
         self._out.append(s.Narrate("warning", f"{broker} is a new one; joining again"))
         for token in [*self.made.restart(), *self.aside.restart()]:
@@ -388,10 +391,7 @@ class Session:
         heard, joined = self._link.heard, self.member is not None
         silent_s = 0.0 if heard is None else self.now - heard
         if joined and silent_s > self.config.broker_lost_s:
-            broker = self.config.broker
-            text = f"nothing was heard of the broker at {broker} for {silent_s:.1f} s"
-            text += f": {self.requests.trouble}" if self.requests.trouble else ""
-            self.fail(errors.BrokerLost(f"{text}; {errors.doctor_hint(broker)}"))
+            self.fail(self.requests.broker_lost(silent_s))
             return
         self._probe.tick(self.now)
         self.together.tick(self.now)
