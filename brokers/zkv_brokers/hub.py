@@ -7,6 +7,7 @@ journal (`restart`) goes on with all links; each is taken up when its peer is he
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -44,6 +45,10 @@ class Note:
     text: str
 
 
+def _everybody(peer: int, *, workers: bool = False) -> bool:
+    return True
+
+
 class Hub:
     """All links of one broker. `instance` is a number that no other process has; `lasts`: its links
     outlive this process."""
@@ -56,6 +61,8 @@ class Hub:
         self._peers_max = 2 * members + 1024
         self.superseded = False
         """Whether a later broker has taken these links over: this one is of the past."""
+        self.believes: Callable[..., bool] = _everybody
+        """Whether what a peer says of brokers counts (`Gatekeeper.believes`)."""
         self.forgetful = False
         """Whether somebody has heard more, before a restart, than this hub knows of."""
         self.instance = instance
@@ -126,7 +133,7 @@ class Hub:
             return 0, []
         if packet.target in self._lives:
             packet = structs.replace(packet, target=self.instance)
-        elif packet.target > self.instance:
+        elif packet.target > self.instance and self.believes(packet.source):
             self.superseded = True
         self._routes[packet.source] = route
         self._busy.add(packet.source)
@@ -134,7 +141,8 @@ class Hub:
         if packet.source in self._away:
             unheard = self._away.pop(packet.source)
             self._returned.add(packet.source)
-            self.forgetful = self.forgetful or packet.received > unheard
+            if packet.received > unheard and self.believes(packet.source, workers=True):
+                self.forgetful = True
             link.again()
         return packet.source, messages
 
