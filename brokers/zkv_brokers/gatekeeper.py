@@ -116,6 +116,7 @@ class Gatekeeper:
             if strange and not self._is_known(peer):
                 router.door.forget(peer)
                 router.fleet.forget(peer)
+                router.returning.forget(peer)
                 router.hub.forget(peer)
         ring = c.Keyring([], [], self._bits())
         for who in self._askers():

@@ -190,6 +190,44 @@ def test_a_run_that_nobody_comes_back_to_makes_way_for_a_new_one(
     killed(two)
 
 
+def test_who_is_let_in_is_known_to_the_run_after_one_that_nobody_comes_back_to(
+    tmp_path: Path,
+) -> None:
+    config = replace(CONFIG, key="broker")
+    keys = r.Keys((Holder("node", "node", frozenset({"server"})),))
+    one = broker(tmp_path, config)
+    one.turn([keys], one.now())
+    Peer(11, "node").say(one, SERVER)
+    killed(one)
+    two, fresh = broker(tmp_path, config), Peer(33, "node")
+    two.turn([keys], two.now())
+    fresh.say(two, SERVER)
+    old = two.router
+    two._ahead_s += ABANDONED_S + 0.1
+    two.turn([r.Tick()], two.now())
+    assert two.router is not old
+    fresh.say(two, c.Beat(0.0))
+    fresh.say(two, SERVER)
+    assert any(isinstance(m, c.ServerWelcome) for m in fresh.heard)
+    killed(two)
+
+
+def test_whose_key_is_revoked_while_it_waits_for_a_run_does_not_come_in(tmp_path: Path) -> None:
+    config = replace(CONFIG, key="broker", servers=2)
+    stays, goes = (Holder(name, name, frozenset({"server"})) for name in ("stays", "goes"))
+    one, server, stranger = broker(tmp_path, config), Peer(11, "stays"), Peer(33, "goes")
+    one.turn([r.Keys((stays, goes))], one.now())
+    server.say(one, SERVER)
+    killed(one)
+    two = broker(tmp_path, config)
+    two.turn([r.Keys((stays, goes))], two.now())
+    stranger.say(two, replace_name(SERVER, "stranger"))
+    two.turn([r.Keys((stays,))], two.now())
+    server.say(two, c.Beat(0.0))
+    assert [one.hello.name for one in two.router.members.servers.values()] == ["s"]
+    killed(two)
+
+
 def test_a_run_that_somebody_comes_back_to_lets_no_stranger_in(tmp_path: Path) -> None:
     one, server, fresh = broker(tmp_path), Peer(11), Peer(33)
     server.say(one, SERVER)
