@@ -57,8 +57,7 @@ class Hub:
         self, instance: int, *, resend_s: float, members: int = MEMBERS_MAX, lasts: bool = False
     ) -> None:
         self.now = 0.0
-        # Those who ask something and go are remembered for a while, too.
-        self._peers_max = 2 * members + 1024
+        self.allow(members)
         self.superseded = False
         """Whether a later broker has taken these links over: this one is of the past."""
         self.believes: Callable[..., bool] = _everybody
@@ -86,6 +85,11 @@ class Hub:
     def lives(self) -> int:
         """In how many processes this hub has been, one after the other."""
         return len(self._lives)
+
+    def allow(self, members: int) -> None:
+        """Set how many members there may be."""
+        # Those who ask something and go are remembered for a while, too.
+        self._peers_max = 2 * members + 1024
 
     def restart(self, instance: int) -> None:
         """Go on in another process. All that was sent and is not acknowledged is sent again."""

@@ -118,8 +118,11 @@ def test_a_journal_of_other_settings_is_not_gone_on_from_and_is_kept(
         broker(tmp_path, replace(CONFIG, **change))
     assert told in str(error.value)
     assert f"remove {tmp_path}" in str(error.value)
-    # How patient it is may change.
-    killed(broker(tmp_path, replace(CONFIG, worker_lost_s=3.0)))
+    # How patient it is may change, and how many it takes.
+    other = broker(tmp_path, replace(CONFIG, worker_lost_s=3.0, max_members=5, max_keys=6))
+    assert other.router.config.max_keys == 6
+    assert other.router.hub._peers_max == 2 * 5 + 1024
+    killed(other)
     again = broker(tmp_path)
     assert again.router.config == CONFIG
     killed(again)
