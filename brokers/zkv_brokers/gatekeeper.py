@@ -39,6 +39,7 @@ class Gatekeeper:
         """Names of workers and servers, and the keys that have had them first."""
         self._names_of: dict[str, deque[str]] = {}
         """The same by key, the oldest first."""
+        router.hub.believes = self.believes
 
     # --- who may -----------------------------------------------------------------------------
 
@@ -68,6 +69,14 @@ class Gatekeeper:
         check_message(holder, message, member=who is not None)
         if isinstance(message, c.WorkerHello | c.ServerHello):
             self._check_name(holder, message.name)
+
+    def believes(self, peer: int, *, workers: bool = False) -> bool:
+        """Return whether a peer's word of later brokers, or (`workers`) of what this one has said
+        before it was restarted, counts. It may end the run, so with keys not everybody's does."""
+        who = self._router.members.by_peer.get(peer)
+        if self._own is None or isinstance(who, Server):
+            return True
+        return workers and who is not None and not who.hello.observer
 
     def _check_name(self, holder: Holder, name: str) -> None:
         """A name belongs to the key that is called so, or else to the first one that uses it."""
@@ -107,6 +116,7 @@ class Gatekeeper:
             if strange and not self._is_known(peer):
                 router.door.forget(peer)
                 router.fleet.forget(peer)
+                router.returning.forget(peer)
                 router.hub.forget(peer)
         ring = c.Keyring([], [], self._bits())
         for who in self._askers():

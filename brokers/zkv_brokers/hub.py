@@ -7,6 +7,7 @@ journal (`restart`) goes on with all links; each is taken up when its peer is he
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -44,6 +45,10 @@ class Note:
     text: str
 
 
+def _everybody(peer: int, *, workers: bool = False) -> bool:
+    return True
+
+
 class Hub:
     """All links of one broker. `instance` is a number that no other process has; `lasts`: its links
     outlive this process."""
@@ -52,10 +57,11 @@ class Hub:
         self, instance: int, *, resend_s: float, members: int = MEMBERS_MAX, lasts: bool = False
     ) -> None:
         self.now = 0.0
-        # Those who ask something and go are remembered for a while, too.
-        self._peers_max = 2 * members + 1024
+        self.allow(members)
         self.superseded = False
         """Whether a later broker has taken these links over: this one is of the past."""
+        self.believes: Callable[..., bool] = _everybody
+        """Whether what a peer says of brokers counts (`Gatekeeper.believes`)."""
         self.forgetful = False
         """Whether somebody has heard more, before a restart, than this hub knows of."""
         self.instance = instance
@@ -79,6 +85,11 @@ class Hub:
     def lives(self) -> int:
         """In how many processes this hub has been, one after the other."""
         return len(self._lives)
+
+    def allow(self, members: int) -> None:
+        """Set how many members there may be."""
+        # Those who ask something and go are remembered for a while, too.
+        self._peers_max = 2 * members + 1024
 
     def restart(self, instance: int) -> None:
         """Go on in another process. All that was sent and is not acknowledged is sent again."""
@@ -126,7 +137,7 @@ class Hub:
             return 0, []
         if packet.target in self._lives:
             packet = structs.replace(packet, target=self.instance)
-        elif packet.target > self.instance:
+        elif packet.target > self.instance and self.believes(packet.source):
             self.superseded = True
         self._routes[packet.source] = route
         self._busy.add(packet.source)
@@ -134,7 +145,8 @@ class Hub:
         if packet.source in self._away:
             unheard = self._away.pop(packet.source)
             self._returned.add(packet.source)
-            self.forgetful = self.forgetful or packet.received > unheard
+            if packet.received > unheard and self.believes(packet.source, workers=True):
+                self.forgetful = True
             link.again()
         return packet.source, messages
 

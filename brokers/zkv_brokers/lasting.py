@@ -52,6 +52,8 @@ class Lasting:
     ) -> None:
         self._config, self._restored = config, restored
         self._turns = recovery.Turns()
+        self._keys: list[r.Keys] = []
+        """Who is let in: it is heard when it changes, and another router must know it, too."""
         self._ahead_s = 0.0
         """The router's clock less this machine's: it stood still while there was no broker."""
         self._file = None if folder is None else _opened(folder)
@@ -113,6 +115,7 @@ class Lasting:
         """
         if self._file is None:
             return self.router.turn(events, now)
+        self._keys = [one for one in events if isinstance(one, r.Keys)][-1:] or self._keys
         began = time.monotonic()
         actions: list[r.Action] = []
         try:
@@ -143,6 +146,7 @@ class Lasting:
             )
             self.router, self._ahead_s = self._new(), 0.0
             self._turns = recovery.Turns()
+            self.router.turn(self._keys, self.now())
             self._begin()
 
     def close(self, *, done: bool) -> None:

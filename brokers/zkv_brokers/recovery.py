@@ -29,8 +29,9 @@ from zkv_brokers.signals import Action, Complete, Event, GiveUp, Restarted, Tick
 from zkv_brokers.state import packed, unpacked
 
 FORMAT = "zkv broker 1"
-FREE = ("worker_lost_s", "server_lost_s", "beat_s", "link_resend_s")
-"""Settings that may be others when a broker is started again."""
+FREE = ("worker_lost_s", "server_lost_s", "beat_s", "link_resend_s", "max_members", "max_keys")
+"""Settings that may be others when a broker is started again. How many members there is room for
+depends on the process's descriptors, too."""
 BEGUN_FROM = ("restored", "restored_from")
 """What a run began from stays what it was, whichever snapshot a command line names by now."""
 REPLAY_S = 0.2
@@ -120,6 +121,7 @@ def recovered(
         raise JournalError(f"{name} is no journal of a broker: {error}; {_anew(name)}") from error
     if router.config != config:
         router.config = config
+        router.hub.allow(config.max_members)
     return router, now
 
 

@@ -57,6 +57,10 @@ class Returning:
             self._strangers[peer] = hello
         return self.waiting
 
+    def forget(self, peer: int) -> None:
+        """A newcomer must not come in."""
+        self._strangers.pop(peer, None)
+
     def look(self, out: Decisions) -> None:
         """See whether anybody has come back."""
         router = self._router

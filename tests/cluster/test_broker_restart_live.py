@@ -19,6 +19,7 @@ from zkv.aio import AsyncWorker
 from zkv.errors import Evicted, NotAuthorised, PushRefused, Refused
 from zkv_brokers import disk
 from zkv_brokers.broker import Broker
+from zkv_brokers.replay import replay
 from zkv_brokers.shard_events import Wrote
 from zkv_cli.ask import TOKEN, ask
 from zkv_net import snapshot_folder as sf
@@ -174,17 +175,19 @@ async def taken(made: Cluster, folder: Path, asking: asyncio.Task[Any]) -> None:
 async def test_a_snapshot_whose_files_are_being_written_is_completed_by_the_next_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    record = tmp_path / "next.rec"
     folder, write = tmp_path / "snaps", Held(monkeypatch, "write")
     places = {"snapshot_dir": str(folder), "journal": tmp_path / "journal"}
     async with cluster(2, **places) as made, made.worker(0) as worker:
         assert await batches(worker) == -3.0
         asking = asked(made)
         await until(write.began.is_set)
-        await made.restart_broker()
+        await made.restart_broker(record=record)
         assert await batches(worker) == -6.0
         assert not asking.done()
         write.go.set()
         await taken(made, folder, asking)
+    assert replay(record).same
 
 
 @pytest.mark.one_loop

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from processes import Launched, free_address, launched, program
+from keyrings import Keys
+from processes import PATIENCE_S, Launched, free_address, launched, program
+
+from zkv_cli.ask import ask_status
+from zkv_net import snapshot_folder as sf
 
 pytestmark = [
     pytest.mark.cluster,
@@ -73,23 +78,27 @@ with zkv.connect() as worker:
 
 
 @contextmanager
-def cluster(folder: Path, policy: str) -> Iterator[tuple[str, list[Launched]]]:
-    """Run a broker and two servers; yield its address, and its lives, the present one last."""
+def cluster(
+    folder: Path, policy: str, *extra: str
+) -> Iterator[tuple[str, list[Launched], list[Launched]]]:
+    """Run a broker (with these words) and two servers; yield its address, its lives, the present
+    one last, and the servers."""
     address = free_address()
     with ExitStack() as stack:
-        lives = [stack.enter_context(broker(address, folder, policy))]
+        lives = [stack.enter_context(broker(address, folder, policy, *extra))]
         servers = [stack.enter_context(launched("server", "--broker", address)) for _ in range(2)]
         for server in servers:
             server.line("is in")
-        yield address, lives
+        yield address, lives, servers
         assert all(server.process.poll() is None for server in servers)
 
 
 @contextmanager
-def broker(address: str, folder: Path, policy: str) -> Iterator[Launched]:
+def broker(address: str, folder: Path, policy: str, *extra: str) -> Iterator[Launched]:
     words = ("--bind", address, "--servers", "2", "--workers", "2", "--policy", policy)
     optimizer = ("--optimizer", "momentum:lr=0.1,momentum=0.9")
-    with launched("broker", *words, *optimizer, "--journal", str(folder / "journal")) as one:
+    journal = ("--journal", str(folder / "journal"))
+    with launched("broker", *words, *optimizer, *journal, *extra) as one:
         one.line("broker at")
         yield one
 
@@ -99,7 +108,7 @@ def run_with_kills(folder: Path, policy: str, text: str, kills: int) -> list[str
     the rest of their lines that begin with a word in lower case."""
     script = program(folder, text)
     numbers = (str(BATCHES), str(EVERY))
-    with cluster(folder, policy) as (address, lives), ExitStack() as stack:
+    with cluster(folder, policy) as (address, lives, _), ExitStack() as stack:
         env = {"ZKV_BROKER": address}
         run = stack.enter_context(launched("run", "-n", "2", script, *numbers, env=env))
         for at in range(kills):
@@ -127,6 +136,34 @@ def test_bsp_ends_with_the_bits_of_a_run_that_was_never_interrupted(tmp_path: Pa
 def test_asp_counts_every_contribution_once(tmp_path: Path) -> None:
     for digits in run_with_kills(tmp_path, "asp", COUNTS, KILLS):
         assert digits.split() == ["1"] * BATCHES
+
+
+def test_a_snapshot_with_keys_is_completed_though_the_broker_was_killed_in_the_midst_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, snaps = Keys(tmp_path / "keys"), str(tmp_path / "snaps")
+    keys.make("node", "server,worker,admin")
+    monkeypatch.setenv("ZKV_KEYS", keys.folder("node"))
+    extra = ("--keys", keys.folder("head"), "--snapshot-dir", snaps)
+    script = program(tmp_path, TRAINS)
+    numbers = (str(BATCHES), str(EVERY))
+    with cluster(tmp_path, "bsp", *extra) as (address, lives, servers), ExitStack() as stack:
+        env = {"ZKV_BROKER": address}
+        run = stack.enter_context(launched("run", "-n", "2", script, *numbers, env=env))
+        run.line(f"at {EVERY - 1}$")
+        # Which therefore writes nothing.
+        os.kill(servers[1].process.pid, signal.SIGSTOP)
+        asks = stack.enter_context(launched("snapshot", "--broker", address))
+        deadline = time.monotonic() + PATIENCE_S
+        while ask_status(address, PATIENCE_S)["snapshots"]["taking"] is None:
+            assert time.monotonic() < deadline
+        os.kill(lives[-1].process.pid, signal.SIGKILL)
+        lives[-1].process.wait()
+        stack.enter_context(broker(address, tmp_path, "bsp", *extra))
+        os.kill(servers[1].process.pid, signal.SIGCONT)
+        name = asks.line(r"snaps/(zkv-\S+): version").group(1)
+        assert sf.chosen(snaps, whole=True)[1].name == name
+        assert run.end() == 0, run.text
 
 
 def test_a_broker_that_cannot_go_on_says_why_in_one_line(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from zkv import control as c
 from zkv.errors import BadSnapshot, JournalError
 from zkv.link import STRANGER, Link, PeerChanged
 from zkv.policy import policy
+from zkv.roles import Holder
 from zkv.snapshot import encode
 from zkv.wire import SEEDS, ContributionId, KeySpec, open_envelope
 from zkv_brokers import recovery
@@ -30,7 +32,8 @@ WORKER = c.WorkerHello("w0", 0, 1, False, "host", 1)
 class Peer:
     """A process that talks to whatever broker is there."""
 
-    def __init__(self, instance: int) -> None:
+    def __init__(self, instance: int, key: str = "") -> None:
+        self.key = key
         self.link = Link(instance, rising=True)
         self.route = str(instance).encode()
         self.heard: list[c.Message] = []
@@ -43,7 +46,7 @@ class Peer:
             self.link.send(message)
         frames = [c.encode_packet(packet) for packet in self.link.outgoing(now)]
         # Receipts leave with the next tick.
-        events = [*(r.Received(self.route, frame) for frame in frames), r.Tick()]
+        events = [*(r.Received(self.route, frame, self.key) for frame in frames), r.Tick()]
         for action in broker.turn(events, now):
             if isinstance(action, r.Send) and action.route == self.route and not lost:
                 packet = c.decode_messages(open_envelope(action.frame))
@@ -115,8 +118,11 @@ def test_a_journal_of_other_settings_is_not_gone_on_from_and_is_kept(
         broker(tmp_path, replace(CONFIG, **change))
     assert told in str(error.value)
     assert f"remove {tmp_path}" in str(error.value)
-    # How patient it is may change.
-    killed(broker(tmp_path, replace(CONFIG, worker_lost_s=3.0)))
+    # How patient it is may change, and how many it takes.
+    other = broker(tmp_path, replace(CONFIG, worker_lost_s=3.0, max_members=5, max_keys=6))
+    assert other.router.config.max_keys == 6
+    assert other.router.hub._peers_max == 2 * 5 + 1024
+    killed(other)
     again = broker(tmp_path)
     assert again.router.config == CONFIG
     killed(again)
@@ -187,6 +193,44 @@ def test_a_run_that_nobody_comes_back_to_makes_way_for_a_new_one(
     killed(two)
 
 
+def test_who_is_let_in_is_known_to_the_run_after_one_that_nobody_comes_back_to(
+    tmp_path: Path,
+) -> None:
+    config = replace(CONFIG, key="broker")
+    keys = r.Keys((Holder("node", "node", frozenset({"server"})),))
+    one = broker(tmp_path, config)
+    one.turn([keys], one.now())
+    Peer(11, "node").say(one, SERVER)
+    killed(one)
+    two, fresh = broker(tmp_path, config), Peer(33, "node")
+    two.turn([keys], two.now())
+    fresh.say(two, SERVER)
+    old = two.router
+    two._ahead_s += ABANDONED_S + 0.1
+    two.turn([r.Tick()], two.now())
+    assert two.router is not old
+    fresh.say(two, c.Beat(0.0))
+    fresh.say(two, SERVER)
+    assert any(isinstance(m, c.ServerWelcome) for m in fresh.heard)
+    killed(two)
+
+
+def test_whose_key_is_revoked_while_it_waits_for_a_run_does_not_come_in(tmp_path: Path) -> None:
+    config = replace(CONFIG, key="broker", servers=2)
+    stays, goes = (Holder(name, name, frozenset({"server"})) for name in ("stays", "goes"))
+    one, server, stranger = broker(tmp_path, config), Peer(11, "stays"), Peer(33, "goes")
+    one.turn([r.Keys((stays, goes))], one.now())
+    server.say(one, SERVER)
+    killed(one)
+    two = broker(tmp_path, config)
+    two.turn([r.Keys((stays, goes))], two.now())
+    stranger.say(two, replace_name(SERVER, "stranger"))
+    two.turn([r.Keys((stays,))], two.now())
+    server.say(two, c.Beat(0.0))
+    assert [one.hello.name for one in two.router.members.servers.values()] == ["s"]
+    killed(two)
+
+
 def test_a_run_that_somebody_comes_back_to_lets_no_stranger_in(tmp_path: Path) -> None:
     one, server, fresh = broker(tmp_path), Peer(11), Peer(33)
     server.say(one, SERVER)
@@ -229,6 +273,45 @@ def test_a_broker_that_a_later_one_has_replaced_ends(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="a later broker has taken this run over"):
         one.turn([r.Received(server.route, c.encode_packet(packet))], one.now())
     killed(one)
+
+
+def test_with_keys_only_servers_are_believed_that_there_is_a_later_broker(tmp_path: Path) -> None:
+    """Whoever may do nothing but look on could end the run else."""
+    one = broker(tmp_path, replace(CONFIG, key="broker"))
+    roles = ("server", "worker", "follower")
+    one.turn([r.Keys(tuple(Holder(role, role, frozenset({role})) for role in roles))], one.now())
+    server, worker, follower = Peer(11, "server"), Peer(22, "worker"), Peer(33, "follower")
+    server.say(one, SERVER)
+    worker.say(one, WORKER)
+    follower.say(one, c.Status(1))
+    assert [m.token for m in follower.heard if isinstance(m, c.Reply)] == [1]
+
+    def forged(peer: Peer) -> r.Received:
+        packet = c.Packet(peer.link.instance, one.router.hub.instance + 1, 9, 1, [])
+        return r.Received(peer.route, c.encode_packet(packet), peer.key)
+
+    one.turn([forged(worker), forged(follower)], one.now())
+    with pytest.raises(JournalError, match="a later broker has taken this run over"):
+        one.turn([forged(server)], one.now())
+    killed(one)
+
+
+@pytest.mark.parametrize("liar", ["follower", "worker"])
+def test_with_keys_who_only_looks_on_is_not_believed_that_something_is_lost(
+    tmp_path: Path, liar: str
+) -> None:
+    config = replace(CONFIG, key="broker")
+    one, peer = broker(tmp_path, config), Peer(22, liar)
+    one.turn([r.Keys((Holder(liar, liar, frozenset({liar})),))], one.now())
+    Peer(11, "broker").say(one, SERVER)
+    peer.say(one, WORKER if liar == "worker" else structs.replace(WORKER, observer=True))
+    assert len(one.router.members.workers) == 1
+    killed(one)
+    two = broker(tmp_path, config)
+    packet = c.Packet(22, two.router.hub.instance, 9, 1000, [])
+    two.turn([r.Received(peer.route, c.encode_packet(packet), liar)], two.now())
+    assert (two.router.failed is not None) == (liar == "worker")
+    killed(two)
 
 
 def test_who_is_not_known_is_told_to_begin_anew_whatever_it_had_numbered(tmp_path: Path) -> None:
