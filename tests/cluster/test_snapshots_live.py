@@ -85,6 +85,8 @@ def trains(until_version: int, *, tables: bool = False, samples: bool = False) -
                 number = batch.version + 1
                 await push(worker, batch, tables=tables)
             if number == until_version:
+                # A pull waits for no batch, and clipping takes servers another word.
+                await batch.wait()
                 break
         return await bits(worker, tables=tables), seen
 
