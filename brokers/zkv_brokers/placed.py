@@ -13,9 +13,14 @@ from zkv.placements import Placement
 from zkv.wire import MODEL, BlockSpec
 
 
+PART_MAX = 64.0
+"""No codec makes that much more of a gradient; a worker may say anything."""
+
+
 def key_parts(books: Sequence[Mapping[str, Any]]) -> dict[str | int, float]:
     """Return which part of their bytes has travelled of the keys that codecs have encoded."""
-    return {one["key"]: one["bytes_after"] / (one["bytes_before"] or 1) for one in books}
+    parts = {one["key"]: one["bytes_after"] / (one["bytes_before"] or 1) for one in books}
+    return {key: min(part, PART_MAX) for key, part in parts.items()}
 
 
 class Placed:

@@ -71,8 +71,10 @@ async def test_a_server_that_has_no_memory_for_an_update_ends_the_run_with_its_r
         monkeypatch.setattr(Store, "commit", no_room)
         # Not streamed, or the update would have been made by then.
         monkeypatch.setattr(shard.Shard, "_make", lambda self, blocks: None)
-        await work(workers[0])
+        batch = await work(workers[0])
         with pytest.raises(ServerLost, match=f"cannot go on: MemoryError: {FULL}"):
+            # A pull alone may be quicker than the update.
+            await batch.wait()
             await workers[0].pull("w")
         with pytest.raises(ServerLost, match="this server is lost: it cannot go on"):
             await asyncio.wait_for(made.tasks[1 + made.servers.index(owner)], 10)

@@ -209,6 +209,9 @@ turns = st.one_of(
 
 
 @given(nonsense=st.lists(turns, max_size=30), trained=st.booleans())
+@example(
+    nonsense=[(STRANGERS[0], c.Accounts([c.Account(0, "", 0, 2**63 - 1, 0.0, 0.0)]))], trained=True
+)
 @settings(max_examples=150)
 def test_no_sequence_of_messages_of_strangers_and_members_breaks_the_broker(
     nonsense: list[tuple[int, c.Message]], trained: bool
