@@ -12,7 +12,6 @@ from zkv.placement import imbalance, segments_load
 from zkv.placements import Placement
 from zkv.wire import MODEL, BlockSpec
 
-
 PART_MAX = 64.0
 """No codec makes that much more of a gradient; a worker may say anything."""
 
