@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crew import all_begun, crew, end, ones, work
-from harness import cluster
+from harness import cluster, until
 
 import zkv_brokers.shard as shard
 from zkv.errors import PushRefused, Refused, ServerLost
@@ -71,10 +71,10 @@ async def test_a_server_that_has_no_memory_for_an_update_ends_the_run_with_its_r
         monkeypatch.setattr(Store, "commit", no_room)
         # Not streamed, or the update would have been made by then.
         monkeypatch.setattr(shard.Shard, "_make", lambda self, blocks: None)
-        batch = await work(workers[0])
+        # Its contribution counts, and a pull may be quicker than the update that it is in.
+        await (await work(workers[0])).wait()
+        await until(lambda: made.broker.router.failed is not None, what="the end of the run")
         with pytest.raises(ServerLost, match=f"cannot go on: MemoryError: {FULL}"):
-            # A pull alone may be quicker than the update.
-            await batch.wait()
             await workers[0].pull("w")
         with pytest.raises(ServerLost, match="this server is lost: it cannot go on"):
             await asyncio.wait_for(made.tasks[1 + made.servers.index(owner)], 10)
