@@ -80,7 +80,7 @@ def test_the_commands_work_in_the_order_of_the_readme(running, tmp_path):
     for command in commands:
         answer = answer_of(started(command), tmp_path, environment, PATIENCE_S)
         told[command[1]] = answer
-    assert told.keys() == {"run", "status", "set", "export", "rebalance", "server"}
+    assert told.keys() == {*("run", "status", "set", "export", "rebalance", "server", "doctor")}
     assert told["run"].count("'committed': 320") == 3
     status = json.loads(told["status"])
     assert (status["version"], status["keys"]) == (320, 2)
