@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from test_readme import README, blocks_of
 
-from machines import ADDRESS, Machine, network
+if TYPE_CHECKING:
+    from machines import Machine
 
+machines: Any = pytest.importorskip("machines", reason="scripts are not installed")
+ADDRESS, network = machines.ADDRESS, machines.network
 pytestmark = [pytest.mark.cluster, pytest.mark.netns, pytest.mark.source]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
