@@ -28,7 +28,7 @@ class Bucket:
         self.staged: list[staging.Staged] = []
         self.spans = ranges(block)
         self._size, self._dtype, self._empty = block.size, dtype, empty
-        self._home, self._copied = home, home is None
+        self._home = home
         self.values = self._zeros() if home is None else home
 
     def _zeros(self) -> Array:
@@ -39,7 +39,7 @@ class Bucket:
     @property
     def lent(self) -> bool:
         """Whether the values are the caller's own memory."""
-        return not self._copied
+        return self.values is self._home
 
     def take(self, kid: int, flat: Array | staging.Staged) -> None:
         """Take a key's gradient in."""
@@ -47,16 +47,16 @@ class Bucket:
         if isinstance(flat, staging.Staged):
             self.copy()
             self.staged.append(flat)
-        elif self._copied or flat.ctypes.data != self.values[start:stop].ctypes.data:
+        elif not self.lent or flat.ctypes.data != self.values[start:stop].ctypes.data:
             self.copy()
             self.values[start:stop] = flat
         self.missing.discard(kid)
 
     def copy(self) -> None:
         """From here on the values are ours: what has come is copied."""
-        if self._copied or self._home is None:
+        if self._home is None or not self.lent:
             return
-        self.values, self._copied = self._zeros(), True
+        self.values = self._zeros()
         for kid, (start, stop) in self.spans.items():
             if kid not in self.missing:
                 self.values[start:stop] = self._home[start:stop]

@@ -18,7 +18,7 @@ from zkv.errors import KeyMismatch
 from zkv.layout import Layout
 from zkv.wire import BlockSpec
 from zkv_workers import devices, several, staging
-from zkv_workers.bucket import Bucket
+from zkv_workers.bucket import Bucket, ranges
 from zkv_workers.encoding import Encoder, Sealed
 
 Key = str | int
@@ -88,8 +88,6 @@ class Packer:
         self._pushed: dict[int, tuple[Key, weakref.ref[Any]]] = {}
         self._buckets: dict[int, Bucket] = {}
         """Those of which something has come, and something is missing."""
-        self._spans: dict[int, dict[int, tuple[int, int]]] = {}
-        """Of buckets."""
 
     def add(self, key: Key, array: Any, *, own: bool = False) -> list[Full]:
         """Take one key's gradient; return the blocks that are complete now.
@@ -217,7 +215,7 @@ class Packer:
             if flat is None:
                 self._left_out.add(kid)
             else:
-                start, stop = self._spans[block.bid][kid]
+                start, stop = ranges(block)[kid]
                 full.values[start:stop] = flat
         return self._encoder.encode(
             layout, block, full.values, self._batch, own=full.own, lent=full.lent
@@ -271,7 +269,6 @@ class Packer:
             fits = home is not None and home.size == block.size
             bucket = Bucket(block, dtype, self._encoder.spares.empty, home if fits else None)
             self._buckets[block.bid] = bucket
-            self._spans[block.bid] = bucket.spans
         bucket.take(kid, flat)
         return None if bucket.missing else self._bucket(block.bid)
 
