@@ -128,6 +128,12 @@ class Options:
     drains: int = 0
     deaths: int = 0
     """How often a server that joined dies, if it owns nothing yet."""
+    replicas: int = 0
+    losses: int = 0
+    """How often a server dies that the others can go on without, as they have copies of its
+    blocks."""
+    returns: bool = True
+    """Whether another one is started for it."""
     snapshots: int = 0
     """How often somebody asks for one."""
     every: str = ""
@@ -216,6 +222,8 @@ class Sim:
         """What the replay has, by version."""
         self.dead: set[int] = set()
         """Nodes that were drained, or died."""
+        self.lost: list[int] = []
+        """Servers that died with blocks of theirs, by number."""
         self.term = 0 if before is None else before[0].term
         self.router = self._new_router()
         self.broker = SimBroker(self, self.router)
@@ -236,6 +244,8 @@ class Sim:
             self.later(0.1 + self.rng.random(), self._add)
         for _ in range(options.deaths):
             self.later(0.15 + self.rng.random(), self._die)
+        for _ in range(options.losses):
+            self.later(0.2 + self.rng.random() * 1.5, self._lose)
         for action in ["rebalance"] * options.rebalances + ["drain"] * options.drains:
             self.later(0.2 + self.rng.random() * 1.2, lambda a=action: self._ask(a))
         for _ in range(options.snapshots):
@@ -261,6 +271,7 @@ class Sim:
             keep_log=True,
             streaming=options.streaming,
             topology=options.topology,
+            replicas=options.replicas,
             snapshot_dir="sim",
             snapshot_every=options.every,
             restored="" if self.before is None else sn.encode(self.before[1]).decode(),
@@ -446,10 +457,10 @@ class Sim:
             found.join(saving.read(*tensor_file.opened(data, part.file), part.file))
         return found
 
-    def _add(self) -> None:
+    def _add(self, *, joins: bool = True) -> None:
         """Start one more server."""
         index = len(self.nodes)
-        self.nodes.append(self._node(index, joins=True))
+        self.nodes.append(self._node(index, joins=joins))
         self.notes.append(f"{self.now:.2f} server-{index} is started")
         self._tick_node(index)
 
@@ -468,6 +479,24 @@ class Sim:
                 self.notes.append(f"{self.now:.2f} server-{at} died")
                 self.later(0.01, lambda n=number: self._link_broke(n))
                 return
+
+    def _lose(self) -> None:
+        """Kill a server whose blocks have copies that stand by."""
+        members = self.router.members.servers
+        able = [one for _, one in sorted(members.items()) if not self.router.replicas.hindrance(one)]
+        # One at a time is what copies are for.
+        down = any(self.place(number) in self.dead for number in members)
+        if down or len(members) < 2 or not able or not self.router.layout.blocks:
+            self.later(0.05, self._lose)
+            return
+        number = self.rng.choice(able).index
+        at = self.place(number)
+        self.dead.add(at)
+        self.lost.append(number)
+        self.notes.append(f"{self.now:.2f} server-{at} (number {number}) died")
+        self.later(0.01, lambda: self._link_broke(number))
+        if self.options.returns:
+            self.later(0.1 + 3 * self.rng.random(), lambda: self._add(joins=False))
 
     def _link_broke(self, number: int) -> None:
         if not self.broker.up:
@@ -1011,10 +1040,27 @@ class Sim:
             self._count(plain - self._began_with("t", plain), self.plain, {})
         assert counts.sum() == pytest.approx(sum(worth.values())), self.story()
         self._check_bits()
+        self._check_copies()
         if self.options.samples:
             self._check_samples()
         for manifest in self.manifests():
             self._check_snapshot(manifest)
+
+    def _check_copies(self) -> None:
+        """A copy that stands by is what the block is, to the last bit."""
+        blocks = self.router.layout.blocks
+        for bid, server in self.router.moves.kept.items():
+            owner = self.nodes[self.place(blocks[bid].server)].shard.store.blocks[bid]
+            copy = self.nodes[self.place(server)].shard.copies.mirrored[bid]
+            assert copy.live, self.story()
+            assert copy.store is not None, self.story()
+            state = copy.store.blocks[bid]
+            of = f"the copy of block {bid} on server {server} differs; {self.story()}"
+            assert np.array_equal(state.current.values, owner.current.values), of
+            assert state.counts == owner.counts, of
+            assert len(state.slots) == len(owner.slots), of
+            for mine, its in zip(state.slots, owner.slots, strict=True):
+                assert np.array_equal(mine, its), of
 
     def _began_with(self, key: str, like: Array) -> Array:
         """Return the counts that this run has found in its snapshot."""

@@ -154,8 +154,8 @@ class Apart(Frozen, frozen=True, tag=18):
 
 
 class Mirror(Frozen, frozen=True, tag=11):
-    """Entry: in this placement gradients of these blocks (block, server) come to that server too,
-    which will get a copy."""
+    """Entry: from this placement on gradients of these blocks (block, server) come to that server
+    too, which will get a copy: to own the block, or to stand by."""
 
     placement: UInt
     moves: list[tuple[UInt, UInt]]
@@ -178,10 +178,12 @@ class Move(Frozen, frozen=True, tag=13):
 
     placement: UInt
     moves: list[tuple[UInt, UInt]]
+    lost: Int = -1
+    """The server that they were on is lost: who has copies sends what it was granted to send."""
 
 
 class Unmirror(Frozen, frozen=True, tag=14):
-    """Entry: the moves (block, server) that had begun in some placement are given up; the owners
+    """Entry: copies of these blocks (block, server), live or on their way, are given up; the owners
     stay."""
 
     placement: UInt

@@ -1,8 +1,8 @@
 """Which servers a block's gradients go to, placement by placement.
 
 A placement is a number that rises whenever that changes for some block. A contribution goes by one
-placement from its first block to its end, so that the broker knows who has to hold it; two servers
-stand for a block while one of them makes a live copy of it. Pure, and the same at the broker and at
+placement from its first block to its end, so that the broker knows who has to hold it; several
+servers stand for a block of which others have live copies, or make one. Pure, and the same at the broker and at
 every worker.
 """
 
@@ -57,6 +57,8 @@ class Homes:
     def __init__(self, servers: Iterable[int]) -> None:
         self.owners = frozenset(servers)
         """Those that own a block of the group at present."""
+        self.bids: frozenset[int] = frozenset()
+        """The group's blocks."""
         self._changes: list[tuple[int, frozenset[int]]] = [(0, self.owners)]
         self._gone: set[int] = set()
 
@@ -72,5 +74,5 @@ class Homes:
         return next(since, self._changes[0][1]) - self._gone
 
     def without(self, server: int) -> None:
-        """A server is gone, which owned nothing."""
+        """A server is gone, which owns nothing (any more)."""
         self._gone.add(server)

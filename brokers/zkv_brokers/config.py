@@ -33,6 +33,8 @@ class RouterConfig:
     """The size of blocks; 0: by the link of the worker that initialises."""
     placement: str = "by_size"
     """Which server a block goes to (text form of `zkv.placements`)."""
+    replicas: int = 0
+    """Live copies of each block on other servers: 0, or 1."""
     topology: str = "servers"
     """How the gradients of an update come together (text form of `zkv.topology`)."""
     streaming: bool = True

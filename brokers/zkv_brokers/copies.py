@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -24,6 +25,7 @@ from zkv_brokers.bases import Bases
 from zkv_brokers.commits import shares_in, update_block
 from zkv_brokers.configured import down_of, settings_of
 from zkv_brokers.contributions import Open
+from zkv_brokers.shadows import Shadows
 from zkv_brokers.shard_events import Action, ToBroker, ToServer
 from zkv_brokers.store import Pinned, Store
 
@@ -90,6 +92,7 @@ class Copies:
         """Blocks that were here: what is still sent of them is of no use, and not wrong."""
         self.retiring = False
         """Whether this server stops once nobody waits for anything of it."""
+        self.shadows = Shadows()
         self._given: dict[int, tuple[int, int, Array]] = {}
         """States that are to be asked for: placement, bytes of the head, and the stream."""
         self._waiting_bytes = 0
@@ -124,12 +127,15 @@ class Copies:
                     self._take_over(bid)
                 self._shard.layout.move(moves)
                 self._forget(gone, out)
+                if entry.lost >= 0:
+                    self._send_for(entry.lost)
             case c.Unmirror(moves=moves):
                 for bid, _ in moves:
                     self._given.pop(bid, None)
                 mine = {bid for bid, to in moves if to == number}
                 for bid in mine:
                     self.mirrored.pop(bid, None)
+                self.shadows.forget(mine)
                 self._forget(mine, out)
             case c.Retire(server=server):
                 self.retiring = self.retiring or server == number
@@ -161,6 +167,14 @@ class Copies:
         shard.store.blocks[bid] = copy.store.blocks[bid]
         shard.store.views.adopt(bid, copy.store.views.kept(bid))
         shard.commits.bases.join(bid, copy.bases)
+
+    def _send_for(self, server: int) -> None:
+        """Send what a lost server was granted to send and has not, of blocks that had copies
+        here."""
+        shard = self._shard
+        for entry, pinned in self.shadows.taken(server):
+            blocks = [shard.layout.blocks[bid] for bid in pinned]
+            shard.grants.resume(entry, blocks, pinned)
 
     def _forget(self, bids: set[int], out: list[Action]) -> None:
         """Nothing more is needed here of these blocks but what grants still send."""
@@ -195,10 +209,8 @@ class Copies:
         match entry:
             case c.Commit(group=group) if group == self._group(block):
                 self._commit(copy, store, entry, out)
-            case c.Grant(group=group, version=version) if group == MODEL == self._group(
-                block
-            ) and version <= self._shard.versions.get(MODEL, 0):
-                copy.do(lambda: _granted(store, bases, block, entry))
+            case c.Grant(group=group) if group == MODEL == self._group(block):
+                self._grant(copy, store, entry)
             case c.Configure():
                 copy.do(lambda: store.configure(settings_of(entry)))
                 copy.do(lambda: store.views.go_by(down_of(entry)))
@@ -206,11 +218,27 @@ class Copies:
                 batch == NO_BATCH and group == MODEL
             ):
                 copy.do(lambda: bases.release(who, grant))
+                if not entry.values:
+                    self.shadows.drop(who, grant)
             case c.Epoch(members=members, kept=kept):
                 needed = {*members, *(name.incarnation for name in kept)}
                 copy.do(lambda: bases.keep_only(needed))
+                self.shadows.keep_only(set(members))
             case _:
                 pass
+
+    def _grant(self, copy: _Copy, store: Store, entry: c.Grant) -> None:
+        """The owner is granted to send a block; what of it must be sent in its place is kept, if
+        the copy is live: of those before, the broker knows that it is not."""
+        block, bases = copy.block, copy.bases
+        owner = self._shard.layout.blocks[block.bid].server
+        if entry.version > self._shard.versions.get(MODEL, 0):
+            if copy.live:
+                self.shadows.keep(entry, block.bid, owner, None)
+            return
+        if copy.live:
+            self.shadows.keep(entry, block.bid, owner, store.granted(block, entry.version))
+        copy.do(lambda: _granted(store, bases, block, entry))
 
     def _commit(self, copy: _Copy, store: Store, entry: c.Commit, out: list[Action]) -> None:
         block, bases = copy.block, copy.bases
@@ -221,6 +249,9 @@ class Copies:
             update_block(store, block, shares, entry)
             for one, held in zip(entry.counted, counted, strict=True):
                 bases.release(one.contribution.incarnation, held.grant)
+            if entry.group == MODEL and self.shadows.awaits(block.bid, entry.version):
+                made = store.granted(block, entry.version)
+                self.shadows.made(block.bid, entry.version, made)
 
         copy.do(commit)
         if not copy.live:
@@ -316,6 +347,29 @@ class Copies:
         address = copy.relay if relayed else copy.source.address
         return ToServer(copy.source.index, fetch, None, address, relayed)
 
+    def got(self, message: d.Got) -> None:
+        """A worker has these blocks, which this server may have copies of."""
+        bids = [bid for bid in message.bids if bid in self.mirrored]
+        if bids and message.group == MODEL:
+            self.shadows.got(message.incarnation, message.grant, bids)
+
+    def squared(self, held: c.Held) -> c.Held:
+        """Return a report with the square sums of copies, too: their owners may be lost."""
+        live = [one for one in self.mirrored.values() if one.live]
+        if not held.squares or not live:
+            return held
+        squares = []
+        for (name, _), mine in zip(held.contributions, held.squares, strict=True):
+            made = self._shard.contributions.open.get(name)
+            if made is None or name.group != MODEL:
+                squares.append(mine)
+                continue
+            # As if it were all of an update, with a weight of 1: nothing is divided.
+            entry = c.Sum(MODEL, 1, [c.Counted(name, 1.0)])
+            of = [one for one in live if self._group(one.block) == MODEL]
+            squares.append(mine + [(one.block.bid, _squares(one, entry, made)) for one in of])
+        return structs.replace(held, squares=tuple(squares))
+
     def elsewhere(self, bid: int, placement: int) -> bool:
         """Return whether what goes by a placement counts elsewhere, though it comes here too: the
         block has moved away, or a later copy of it is made here."""
@@ -332,6 +386,13 @@ def _granted(store: Store, bases: Bases, block: BlockSpec, entry: c.Grant) -> No
     pinned = store.granted(block, entry.version)
     if store.settings.staleness.compensation:
         bases.add(entry.incarnation, entry.grant, {block.bid: pinned})
+
+
+def _squares(copy: _Copy, entry: c.Sum, made: Open) -> float:
+    """Return the square sum of one contribution's part of a block."""
+    assert copy.store is not None
+    shares = shares_in(copy.block.bid, entry, [_of_block(made, copy.block.bid)], copy.bases)
+    return copy.store.square_sums(copy.block, shares, 0)
 
 
 def _of_block(held: Open, bid: int) -> Open:

@@ -30,7 +30,8 @@ class Fleet:
         self._fresh: list[int] = []
         """Those of them that have not got their share."""
         self._early: dict[int, c.ServerHello] = {}
-        """Late servers that were early, by the instance number of their process."""
+        """Servers that wait at the door, by the instance number of their process: late ones that
+        were early, and such as come for one that may be lost."""
         self._planned: Layout | None = None
         """The layout that all was planned for."""
         self._warned = ""
@@ -76,6 +77,10 @@ class Fleet:
             # It is one more: it must not take the place of one that the start line waits for.
             self._early[peer] = hello
             return False
+        if late and not hello.joins and not members.vacant and self._suspects():
+            # It may be one of those that are lost, started again before that was found.
+            self._early[peer] = hello
+            return False
         enrolled = members.enrol(peer, hello)
         if isinstance(enrolled, ZkvError):
             raise enrolled
@@ -91,13 +96,26 @@ class Fleet:
             self.joined.add(enrolled.index)
             self._fresh.append(enrolled.index)
             self._tell(out)
-        early, self._early = (self._early, {}) if members.complete else ({}, self._early)
+        if members.complete:
+            self._let_in(out)
+        return members.complete
+
+    def _let_in(self, out: Decisions) -> None:
+        """Look again at those who wait at the door."""
+        early, self._early = self._early, {}
         for waited, one in early.items():
             try:
                 self.hello(waited, one, out)
             except ZkvError as error:
-                router.refuse(waited, 0, error)
-        return members.complete
+                self._router.refuse(waited, 0, error)
+
+    def _suspects(self) -> bool:
+        """Return whether some server may be lost of whose blocks there are copies."""
+        router, beat_s = self._router, self._router.config.beat_s
+        return router.replicas.wanted and any(
+            one.broken or router.hub.silent_s(one.peer) > 2 * beat_s
+            for one in router.members.servers.values()
+        )
 
     def forget(self, peer: int) -> None:
         """A late server that was early must not come in."""
@@ -159,7 +177,8 @@ class Fleet:
         if not self.draining or not moves.is_still:
             return
         for index in self.draining:
-            if index not in self.retired and index not in self.owned():
+            needed = self.owned() | set(moves.kept.values())
+            if index not in self.retired and index not in needed:
                 self.retired.add(index)
                 out.log(c.Retire(index))
 
@@ -171,10 +190,10 @@ class Fleet:
     def stopped(self, server: Server, why: str, out: Decisions) -> None:
         """A server says that it cannot go on, or that it goes."""
         drained = server.index in self.retired and server.index not in self.owned()
-        if drained or self.may_go(server):
+        if drained:
             self._remove(server, why, out)
         else:
-            self._router.fail("ServerLost", f"{server} stopped: {why}")
+            self._lost(server, f"it stopped: {why}", out)
 
     def may_go(self, server: Server) -> bool:
         """Return whether nothing is lost with a server: a late one that has never owned a block.
@@ -208,22 +227,38 @@ class Fleet:
                 continue
             why = "its connection broke, and " if server.broken else ""
             why += f"nothing was heard of it for {silent:.1f} s"
-            if self.may_go(server):
-                self._remove(server, why, out)
-            else:
-                router.fail("ServerLost", f"{server} is lost: {why}")
+            self._lost(server, why, out)
+        if self._early and router.members.complete:
+            self._let_in(out)
 
-    def _remove(self, server: Server, why: str, out: Decisions) -> None:
-        """Go on without a server that owns nothing."""
+    def _lost(self, server: Server, why: str, out: Decisions) -> None:
+        """A server is gone: go on without it, if that can be."""
+        if self.may_go(server):
+            self._remove(server, why, out, lost=self._router.replicas.wanted)
+            return
+        hindrance = self._router.replicas.hindrance(server)
+        if hindrance:
+            self._router.fail("ServerLost", f"{server} is lost: {why}; {hindrance}")
+        else:
+            self._router.replicas.take_over(server, why, out)
+
+    def _remove(self, server: Server, why: str, out: Decisions, *, lost: bool = False) -> None:
+        """Go on without a server that owns nothing; `lost`: another one may come for it."""
         router = self._router
         router.hub.note("info", f"{server} is gone: {why}; it owned nothing")
         router.moves.lost(server.index, out)
-        router.members.dismiss(server)
+        (router.members.lose if lost else router.members.dismiss)(server)
+        self.without(server, why, out)
+
+    def without(self, server: Server, why: str, out: Decisions) -> None:
+        """Tell all who have to know that a server is no member any more."""
+        router = self._router
         router.hub.send(server.peer, c.Bye(why))
         router.hub.close(server.peer)
         self.draining = [index for index in self.draining if index != server.index]
         self._fresh = [index for index in self._fresh if index != server.index]
         for group in router.groups.by_number.values():
             group.homes.without(server.index)
+            group.sum_again(out)
             group.check_all(out)
         self._tell(out)

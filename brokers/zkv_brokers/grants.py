@@ -8,7 +8,7 @@ batch. Knows no sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +141,23 @@ class Grants:
         serial = self._turn(entry)
         if blocks:
             self._ahead[name] = (entry, {block.bid for block in blocks}, serial)
+
+    def resume(
+        self, entry: c.Grant, blocks: Sequence[BlockSpec], pinned: Mapping[int, Pinned]
+    ) -> None:
+        """Send these blocks of a grant in the place of a server that is lost, as they are pinned
+        already (by block), unless the worker will ask for them."""
+        name, serial = (entry.incarnation, entry.group, entry.grant), self._turn(entry)
+        pieces = self._open.setdefault(name, {})
+        if entry.on_demand:
+            self._asked.setdefault(name, set())
+        for block in blocks:
+            piece = pieces[block.bid] = self._piece(
+                entry, block, frozenset(entry.kids), pinned[block.bid]
+            )
+            pinned[block.bid].pins -= 1
+            if not entry.on_demand:
+                self._offer(piece, serial)
 
     def _note(self, entry: c.Grant) -> None:
         """Note a grant whose values later ones may be said to be like; who asks for them keeps

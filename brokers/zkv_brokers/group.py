@@ -231,6 +231,13 @@ class Group(Book):
             if name in self.arrivals:
                 self._check(arrival, out)
 
+    def sum_again(self, out: Decisions) -> None:
+        """Blocks have other owners: ask again for the sums that a commit waits for, if one does."""
+        if self._summing is not None and isinstance(self._queue[0], e.Commit):
+            action = self._queue[0]
+            self._summing = Summing(action.version)
+            out.log(c.Sum(self.group, action.version, self._counted(action)))
+
     @property
     def is_summing(self) -> bool:
         """Whether servers were asked for sums of an update that is not in the log yet."""
@@ -290,7 +297,7 @@ class Group(Book):
         """A server's answer to `Sum`; with the last one the commit is written."""
         total = None
         if self._summing is not None:
-            total = self._summing.take(server, message, self.homes.owners)
+            total = self._summing.take(server, message, self.homes.owners, self.homes.bids)
         if total is not None:
             action = self._queue.popleft()
             self._summing = None

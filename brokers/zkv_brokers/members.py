@@ -84,6 +84,8 @@ class Members:
     epoch: int = 0
     places: int = 0
     """Numbers that servers have had: those that have left are not given again."""
+    vacant: int = 0
+    """Servers that were lost, and for whom others may come."""
     _count: int = 0
     _world: int = 0
     _left: int = 0
@@ -170,7 +172,7 @@ class Members:
                 f"{same} already announced the address {hello.address}; give this server "
                 f"another port"
             )
-        if self.complete and not hello.joins:
+        if self.complete and not hello.joins and not self.vacant:
             return Refused(
                 f"all {self.servers_wanted} servers of this broker are here already; "
                 f"start the broker with --servers {self.servers_wanted + 1} to use one more, or "
@@ -178,6 +180,7 @@ class Members:
             )
         if self.complete:
             self.servers_wanted += 1
+            self.vacant = max(0, self.vacant - 1)
             index = self.places
         else:
             index = next(i for i in range(self.servers_wanted) if i not in self.servers)
@@ -197,6 +200,11 @@ class Members:
         self.servers_wanted -= 1
         self.servers.pop(server.index, None)
         self.by_peer.pop(server.peer, None)
+
+    def lose(self, server: Server) -> None:
+        """Forget a server that was lost: another one may come for it, under a number of its own."""
+        self.dismiss(server)
+        self.vacant += 1
 
     def find(self, name: str) -> Server:
         """Return the server with this number or name.

@@ -8,6 +8,9 @@
    is foreseen, behind it; so no value that was made ahead of the log is of a block that moves.
 4. Contributions that begin from there on send to the new owner alone.
 
+A copy that stays (`zkv_brokers.replicas`) is a move that ends behind the third step: contributions
+go on being sent to both servers. Where a block has one and moves, they go to three meanwhile.
+
 Nobody waits for any of it: a move waits, for batches that were begun before it. If it cannot go on
 (a target is lost, or cannot keep up), `Unmirror` gives it up, and the owner is what it was. Pure:
 what is decided is collected in `Decisions`. Part of the router.
@@ -16,7 +19,7 @@ what is decided is collected in `Decisions`. Part of the router.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +47,8 @@ class Step:
     source: int
     target: int
     why: str = ""
+    stays: bool = False
+    """It is no move: the copy is kept beside the block."""
 
 
 class Moves:
@@ -58,6 +63,8 @@ class Moves:
         self.batch: list[Step] = []
         self.moved = 0
         """Blocks that have moved since the start."""
+        self.kept: dict[int, int] = {}
+        """Blocks of which another server keeps a live copy, and that server."""
         self.given_up: Counter[str] = Counter()
         """Moves that were given up, by reason."""
         self.floor = 0
@@ -97,14 +104,25 @@ class Moves:
             return
         mine = {step.bid for step in self.batch if step.target == server.index}
         self._copying -= mine & set(message.bids)
-        if not self._copying:
-            self.stage = FLIPPING
+        self._copied_all()
+
+    def _copied_all(self) -> None:
+        """Go on if no copy is on its way any more."""
+        if self.stage != COPYING or self._copying:
+            return
+        if not any(step.stays for step in self.batch):
+            self.stage = FLIPPING if self.batch else IDLE
+            return
+        self.kept.update({step.bid: step.target for step in self.batch})
+        self._router.replicas.copied(step.bid for step in self.batch)
+        self.batch, self.stage = [], IDLE
 
     def lost(self, index: int, out: Decisions) -> None:
-        """A server that owns nothing is gone: nothing can move there."""
-        self.waiting = deque(step for step in self.waiting if step.target != index)
-        gone = {step.bid for step in self.batch if step.target == index}
+        """A server is gone: nothing can move there, nor from there, and no copy is there."""
+        self.waiting = deque(s for s in self.waiting if index not in (s.source, s.target))
+        gone = {step.bid for step in self.batch if index in (step.source, step.target)}
         self.abandon(gone, f"server {index} is gone", out)
+        self.let_go([bid for bid, server in self.kept.items() if server == index], out)
 
     def abandon(self, bids: Iterable[int], why: str, out: Decisions) -> None:
         """Give up those of the moves under way that are of these blocks."""
@@ -116,14 +134,33 @@ class Moves:
         self.given_up[why] += len(gone)
         self._router.hub.note("warning", f"{len(gone)} blocks stay where they are: {why}")
         self.batch = [step for step in self.batch if step not in gone]
-        self.placement += 1
-        out.log(c.Unmirror(self.placement, [(step.bid, step.target) for step in gone]))
-        self._tell([(step.bid, [step.source]) for step in gone], out)
+        self._unmirror([(step.bid, step.target) for step in gone], out)
         self._copying -= wanted
         if not self.batch:
             self.stage = IDLE
-        elif self.stage == COPYING and not self._copying:
-            self.stage = FLIPPING
+        self._copied_all()
+
+    def let_go(self, bids: Iterable[int], out: Decisions) -> None:
+        """Keep no copies of these blocks any more."""
+        gone = [(bid, self.kept.pop(bid)) for bid in sorted(set(bids) & self.kept.keys())]
+        if gone:
+            self._unmirror(gone, out)
+
+    def _unmirror(self, copies: list[tuple[int, int]], out: Decisions) -> None:
+        self.placement += 1
+        out.log(c.Unmirror(self.placement, copies))
+        self._tell([bid for bid, _ in copies], out)
+
+    def take_over(self, index: int, out: Decisions) -> None:
+        """A server is lost: the copies of its blocks are the blocks from here on."""
+        owned = (b for b in self._router.layout.blocks.values() if b.server == index and b.segments)
+        moves = [(bid, self.kept.pop(bid)) for bid in sorted(block.bid for block in owned)]
+        self.placement += 1
+        # Also with no block: it may have had values to send that were granted while it had some.
+        out.log(c.Move(self.placement, moves, index))
+        self._router.layout.move(moves)
+        self._tell([bid for bid, _ in moves], out)
+        self._router.loads.anew(self._router.hub.now)
 
     # --- step by step --------------------------------------------------------------------------
 
@@ -171,9 +208,12 @@ class Moves:
         while self.waiting:
             step = self.waiting[0]
             block = layout.blocks.get(step.bid)
-            if block is None or block.server != step.source or step.target not in servers:
+            here = block is not None and block.server == step.source and step.target in servers
+            if block is None or not here or (step.stays and step.bid in self.kept):
                 self.waiting.popleft()
                 continue
+            if self.batch and self.batch[0].stays != step.stays:
+                break
             nbytes += layout.block_bytes(block)
             if self.batch and nbytes > BATCH_BYTES:
                 break
@@ -184,10 +224,12 @@ class Moves:
                 self._refuse(self.waiting.popleft())
         if not self.batch:
             return
+        # Where a block goes to the server that stands by for it, that begins as any move does.
+        self.let_go([s.bid for s in self.batch if self.kept.get(s.bid) == s.target], out)
         self.stage = FOLLOWING
         self.placement += 1
         out.log(c.Mirror(self.placement, [(step.bid, step.target) for step in self.batch]))
-        self._tell([(step.bid, [step.source, step.target]) for step in self.batch], out)
+        self._tell([step.bid for step in self.batch], out)
 
     def _has_room(self) -> bool:
         """Whether servers keep room for what the policy needs while the batch moves (rule 11)."""
@@ -233,14 +275,16 @@ class Moves:
         out.log(c.Move(self.placement, moves))
         self._router.layout.move(moves)
         steps, self.batch, self.stage = self.batch, [], IDLE
-        self._tell([(step.bid, [step.target]) for step in steps], out)
+        self._tell([step.bid for step in steps], out)
         self.moved += len(steps)
         self._router.loads.anew(self._router.hub.now)
 
-    def _tell(self, blocks: list[tuple[int, list[int]]], out: Decisions) -> None:
+    def _tell(self, bids: Sequence[int], out: Decisions) -> None:
         """Tell workers, and groups, where gradients of these blocks go from here on."""
-        router = self._router
+        router, targets = self._router, self.targets()
         self._told = self.placement
+        owners = router.layout.blocks
+        blocks = [(bid, [owners[bid].server, *sorted(targets.get(bid, ()))]) for bid in bids]
         follow = c.Follow(self.placement, blocks, out.index)
         router.catalog.history.append(follow)
         for incarnation in router.members.incarnations():
@@ -259,17 +303,25 @@ class Moves:
         """Tell a group which servers its contributions go to."""
         layout, mirrored = self._router.layout, self.targets()
         blocks = layout.blocks_in(number)
-        more = {mirrored[block.bid] for block in blocks if block.bid in mirrored}
+        more = {server for block in blocks for server in mirrored.get(block.bid, ())}
         homes.change(self._told, layout.servers_in(number), more)
+        homes.bids = frozenset(block.bid for block in blocks if block.segments)
 
     @property
     def is_still(self) -> bool:
         """Whether nothing moves, and every contribution goes by the present placement."""
         return self.stage == IDLE and not self.waiting and not self.waits_for()
 
-    def targets(self) -> dict[int, int]:
-        """Return the second server of the blocks whose gradients go to two."""
-        return {step.bid: step.target for step in self.batch}
+    def targets(self) -> dict[int, set[int]]:
+        """Return the other servers of the blocks whose gradients go to more than their owner."""
+        found = {bid: {server} for bid, server in self.kept.items()}
+        for step in self.batch:
+            found.setdefault(step.bid, set()).add(step.target)
+        return found
+
+    def heading(self) -> dict[int, int]:
+        """Return where the blocks that are moving will be."""
+        return {step.bid: step.target for step in self.batch if not step.stays}
 
     def plain(self) -> dict[str, Any]:
         """Return the moves under way for the status."""

@@ -32,6 +32,11 @@ def offer(router: Router, worker: Worker, message: c.Offer, out: Decisions) -> N
             f"{there} keys and {len(fresh)} more are above the most that this broker takes, "
             f"{router.config.max_keys} (--max-keys); key {fresh[0].key!r} is one of them"
         )
+    if message.tables and router.config.replicas:
+        raise Refused(
+            f"table {message.tables[0].key!r}: rows of tables have no copies on other servers; "
+            "start the broker without --replicas, or keep these values in keys"
+        )
     plain = message.plain or router.groups.model is not None
     worker.link_rate = message.link_rate or worker.link_rate
     who, places = worker.incarnation, router.members.places

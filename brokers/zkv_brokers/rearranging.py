@@ -33,7 +33,7 @@ class Plan:
         layout = router.layout
         self.blocks: list[BlockSpec] = [layout.blocks[bid] for bid in sorted(layout.blocks)]
         self.blocks = [block for block in self.blocks if block.segments]
-        self.where = [router.moves.targets().get(b.bid, b.server) for b in self.blocks]
+        self.where = [router.moves.heading().get(b.bid, b.server) for b in self.blocks]
         self.pieces = _pieces(router, self.blocks)
         self.arrangement = Rearrangement(
             self.pieces,

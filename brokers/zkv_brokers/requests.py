@@ -215,7 +215,7 @@ def contribution_bytes(router: Router) -> dict[int, int]:
     per_server = dict.fromkeys(router.members.servers, 0)
     mirrored = router.moves.targets()
     for block in router.layout.blocks_in(MODEL):
-        for server in {block.server, mirrored.get(block.bid, block.server)}:
+        for server in {block.server, *mirrored.get(block.bid, ())}:
             per_server[server] += router.layout.block_bytes(block)
     return per_server
 
@@ -264,7 +264,8 @@ def why_waiting(router: Router, worker: Worker) -> Reason | None:
     """Return why a worker has no grant, or why its barrier is closed; None if it does not wait."""
     group = router.groups.model
     if worker.incarnation in router.groups.begun:
-        return reasons.nothing_yet(bool(router.catalog.pending))
+        pending = bool(router.catalog.pending)
+        return router.replicas.waited_for() or reasons.nothing_yet(pending)
 
     def silent_s(other: Worker | Server) -> float:
         return router.hub.silent_s(other.peer)

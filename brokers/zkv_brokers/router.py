@@ -37,6 +37,7 @@ from zkv_brokers.members import Members, Server, Worker
 from zkv_brokers.moves import Moves
 from zkv_brokers.optimizers_in_force import MODEL_DEFAULT, PLAIN_DEFAULT
 from zkv_brokers.rearranging import rearrange
+from zkv_brokers.replicas import Replicas
 from zkv_brokers.restoring import Restoring, as_restored
 from zkv_brokers.returning import Returning
 from zkv_brokers.signals import Action as Action
@@ -79,7 +80,7 @@ class Router:
         self.door, self.gatekeeper = Door(self), Gatekeeper(self, config.key)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
         self.snapshots, self.restoring = Snapshots(self), Restoring(self)
-        self.returning = Returning(self)
+        self.returning, self.replicas = Returning(self), Replicas(self)
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self.about: dict[str, object] = {}  # What its process says of itself, for `status` alone.
@@ -132,6 +133,7 @@ class Router:
         self.restoring.look(out)
         self.moves.look(out)
         self.fleet.look(out)
+        self.replicas.look(out)
         meeting.look(self, out)
         self.snapshots.look(out)
         if self.groups.model is not None:
@@ -302,7 +304,7 @@ class Router:
 
     def begin(self, out: Decisions) -> None:
         """Let those who asked for batches in, once there is a model and room for its gradients."""
-        if not self.groups.begin(out):
+        if self.replicas.holds_back() or not self.groups.begin(out):
             return
         self.note_shortage()
         group = self.groups[MODEL]

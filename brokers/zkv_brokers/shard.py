@@ -123,7 +123,8 @@ class Shard:
         out += self._voids
         self._voids.clear()
         if self._held:
-            out.append(ToBroker(self.commits.held(self._held, self.index, self._mine(MODEL))))
+            held = self.commits.held(self._held, self.index, self._mine(MODEL))
+            out.append(ToBroker(self.copies.squared(held)))
             self._held = []
         out.extend(self.tables.outgoing(self.number))
         out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))
@@ -256,6 +257,7 @@ class Shard:
                 self._done(message)
             case d.Got(incarnation=incarnation, group=group, grant=grant, bids=bids):
                 self.grants.got(incarnation, group, grant, bids, now)
+                self.copies.got(message)
             case d.Ask():
                 self.grants.ask(message)
             case d.AskRows() if payload is not None:
@@ -324,6 +326,7 @@ class Shard:
                     self._make(self._mine(MODEL))
             self._report_if_held(name, held)
         self.grants.done(name.incarnation, name.group, message.grant)
+        self.copies.shadows.done(name.incarnation, message.grant)
         self.tables.done(message)
         self._ack(name, -1)
 

@@ -178,6 +178,12 @@ class Snapshots:
         self._since = router.hub.now, manifest.version
         self._asked, self._wanted = [], False
 
+    def lost(self, server: Server) -> None:
+        """A server is gone: what it has not written of a snapshot will not come."""
+        taking = self._taking
+        if taking is not None and server.index in taking.missing and not taking.completing:
+            self._give_up(f"{server} was lost before it had written its part")
+
     # --- what comes of it ------------------------------------------------------------------------
 
     def saved(self, who: Server | Worker, message: c.Saved) -> None:

@@ -108,6 +108,7 @@ def status(router: Router) -> dict[str, Any]:
         "block_bytes": max((layout.block_bytes(b) for b in layout.blocks.values()), default=0),
         **placed.plain(),
         "topology": meeting.plain(router),
+        "replicas": router.replicas.plain(),
         "moves": {**router.moves.plain(), "draining": router.fleet.draining},
         **_measured(router),
         "snapshots": router.snapshots.plain(),

@@ -19,7 +19,10 @@ class Assembly:
     since: float
     """When it was granted."""
     homes: dict[int, int]
-    """The servers that send it, by block: those that owned them when it was granted."""
+    """The servers that send it, by block: those that owned them when it was granted, or have taken
+    over from them since."""
+    index: int = 0
+    """That of the log at which those know that they have to send it."""
     blocks: dict[int, Array] = field(default_factory=dict)
     parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     useless: set[int] = field(default_factory=set)

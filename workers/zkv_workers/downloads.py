@@ -6,14 +6,14 @@ Those that arrive are put together by grant; what is missing for too long is ask
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import DTYPES, Array
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
-from zkv.wire import MODEL, BlockSpec
+from zkv.wire import MODEL, PULLS, BlockSpec
 from zkv_codecs.backend import fastest
 from zkv_codecs.deltas import arrived
 from zkv_workers.assembly import Assembly, coded
@@ -26,10 +26,20 @@ OVER_MAX = 256
 
 
 class Downloads:
-    """Grants whose blocks are coming in, by (group, grant)."""
+    """Grants whose blocks are coming in, by (group, grant).
 
-    def __init__(self, layout: Layout, *, ask_s: float) -> None:
+    `others` tells the servers that have copies of a block: receipts of the model's go there, too.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        ask_s: float,
+        others: Callable[[int], Iterable[int]] = lambda bid: (),
+    ) -> None:
         self._layout = layout
+        self._others = others
         self._ask_s = ask_s
         self._open: dict[tuple[int, int], Assembly] = {}
         self._early: dict[tuple[int, int], dict[int, tuple[d.Block, Array]]] = {}
@@ -125,7 +135,7 @@ class Downloads:
                     self._receipt(message)
             return None
         if self._put(assembly, message, payload, now):
-            self._receipt(message)
+            self._receipt(message, on_demand=assembly.granted.on_demand)
         if assembly.complete:
             self._complete(name, assembly, now)
         return assembly
@@ -148,9 +158,29 @@ class Downloads:
         earlier = (one for one in known if one is not None and one.granted.grant == message.like)
         return assembly.put_alike(message, next(earlier, None), now)
 
-    def _receipt(self, message: d.Block) -> None:
-        name = (message.server, message.incarnation, message.group, message.grant)
-        self._got.setdefault(name, []).append(message.bid)
+    def _receipt(self, message: d.Block, *, on_demand: bool = False) -> None:
+        # What comes on demand may be asked for again, of whoever has a copy.
+        model = message.group == MODEL and not on_demand
+        others = self._others(message.bid) if model else ()
+        for server in {message.server, *others}:
+            name = (server, message.incarnation, message.group, message.grant)
+            self._got.setdefault(name, []).append(message.bid)
+
+    def lost(self, here: Set[int], index: int) -> list[int]:
+        """Servers are gone that are not `here`: who has taken over from them, from this index of
+        the log on, sends what they have not. Return the pulls that have to be asked for again."""
+        pulls = []
+        for name, assembly in list(self._open.items()):
+            gone = {bid for bid, home in assembly.homes.items() if home not in here}
+            missing = gone & assembly.missing
+            if missing and assembly.granted.group == PULLS:
+                self.drop(*name)
+                pulls.append(assembly.granted.token)
+            elif gone:
+                assembly.homes.update({bid: self._layout.blocks[bid].server for bid in gone})
+                assembly.index = index
+                assembly.refused |= missing
+        return pulls
 
     def _put(self, assembly: Assembly, message: d.Block, payload: Array, now: float) -> bool:
         """Take a block in, if it is one that is missing; return whether it may be forgotten."""
@@ -224,7 +254,7 @@ class Downloads:
         by_server: dict[int, list[int]] = {}
         for bid in bids:
             by_server.setdefault(assembly.homes[bid], []).append(bid)
-        index = granted.index if granted.on_demand else 0
+        index = max(assembly.index, granted.index if granted.on_demand else 0)
         asks = []
         for server, some in by_server.items():
             whole = tuple(bid for bid in some if bid in assembly.useless)

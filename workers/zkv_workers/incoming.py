@@ -22,7 +22,7 @@ from zkv_workers.config import SessionConfig
 from zkv_workers.contributions import Contributions
 from zkv_workers.downloads import Downloads
 from zkv_workers.on_demand import Demand
-from zkv_workers.pulls import Pulls
+from zkv_workers.pulls import Pulls, base_of
 from zkv_workers.requests import Requests
 from zkv_workers.row_reads import RowReads
 from zkv_workers.row_signals import AskRows, PushRows, ReleaseRows
@@ -50,7 +50,8 @@ class Incoming:
         answer: Callable[[int, object], None],
         fail: Callable[[int, ZkvError], None],
     ) -> None:
-        self.downloads = Downloads(layout, ask_s=config.resend_s)
+        others = made.uploads.places.others
+        self.downloads = Downloads(layout, ask_s=config.resend_s, others=others)
         self.rows = RowReads(layout, config, answer, fail)
         self._layout = layout
         self._link = link
@@ -115,6 +116,15 @@ class Incoming:
         for wait in [wait for wait in self._waits if wait.batch == batch]:
             self._waits.remove(wait)
             self._answer(wait.token, None)
+
+    def servers(self, message: c.Message) -> None:
+        """If this says which servers there are: from those that are gone nothing comes, and nothing
+        goes there."""
+        if isinstance(message, c.Servers):
+            here = {at.index for at in message.servers}
+            self._made.uploads.here(here)
+            for token in self.downloads.lost(here, self._made.index):
+                self._pulls.again(token)
 
     def receipts(self, now: float) -> list[s.SendData | s.Narrate]:
         """Return what to tell servers: what has come since, and what is wanted now."""
@@ -239,6 +249,6 @@ class Incoming:
                 self._layout.snapshot(),
                 granted.grant,
             )
-            self._answer(granted.token, values)
+            self._answer(base_of(granted.token), values)
             return
         self._link.send(c.Received(granted.group, granted.grant))

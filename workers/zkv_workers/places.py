@@ -8,6 +8,8 @@ frames.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from zkv import control as c
 from zkv.errors import ProtocolError
 from zkv.layout import Layout
@@ -25,6 +27,8 @@ class Places:
         """Grant and placement of what is not settled."""
         self._granted: dict[int, int] = {}
         """The placements of grants on demand."""
+        self._here: frozenset[int] = frozenset()
+        """The servers that there are; none: nothing was told yet."""
 
     def begun(self, name: ContributionId, grant: int) -> int:
         """Return the placement that a contribution goes by, from now on."""
@@ -39,7 +43,20 @@ class Places:
         """Return the servers that a block of a contribution goes to."""
         if name.group == SEEDS:
             return (block.server,)
-        return self._owners.of(block, self.begun(name, grant))
+        there = self._owners.of(block, self.begun(name, grant))
+        if self._here and not self._here.issuperset(there):
+            # The others hold what was lost with a server.
+            there = tuple(one for one in there if one in self._here) or (block.server,)
+        return there
+
+    def others(self, bid: int) -> tuple[int, ...]:
+        """Return the servers that have a copy of a block at present, or make one."""
+        there = self._owners.of(self._layout.blocks[bid], self._owners.placement)
+        return there[1:]
+
+    def here(self, servers: Iterable[int]) -> None:
+        """Nothing goes to other servers than these from here on."""
+        self._here = frozenset(servers)
 
     def settled(self, name: ContributionId) -> None:
         """Nothing more is sent of a contribution."""
@@ -79,3 +96,4 @@ class Places:
         self._owners.clear()
         self._begun.clear()
         self._granted.clear()
+        self._here = frozenset()

@@ -15,12 +15,22 @@ NAMES_MAX = 8
 """Keys that a sentence names."""
 
 
+AGAIN = 2**40
+"""Above all numbers of calls: what a call asks for again has another number, of which this is told."""
+
+
+def base_of(token: int) -> int:
+    """Return the number of the call that a pull is of."""
+    return token % AGAIN
+
+
 @dataclass(slots=True)
 class _Reading:
     """A pull, and whether the broker was asked."""
 
     pull: Pull
     asked: bool = False
+    tries: int = 0
 
 
 class Pulls:
@@ -58,13 +68,21 @@ class Pulls:
                 continue
             if not busy and not reading.asked:
                 reading.asked = True
-                self._link.send(c.Pull(token, list(keys), seen, reading.pull.rows))
+                name = token + reading.tries * AGAIN
+                reading.tries += 1
+                self._link.send(c.Pull(name, list(keys), seen, reading.pull.rows))
         return failed
+
+    def again(self, token: int) -> None:
+        """What was granted will not come: it is asked for again, under another name."""
+        reading = self._open.get(base_of(token))
+        if reading is not None:
+            reading.asked = False
 
     def done(self, token: int) -> Pull | None:
         """The pull is answered; return it, None if nobody waits for it any more."""
         self.answered += 1
-        reading = self._open.pop(token, None)
+        reading = self._open.pop(base_of(token), None)
         return None if reading is None else reading.pull
 
     def drop(self, token: int) -> None:

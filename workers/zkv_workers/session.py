@@ -25,7 +25,7 @@ from zkv_workers.downloads import Downloads
 from zkv_workers.incoming import Incoming
 from zkv_workers.link_probe import LinkProbe
 from zkv_workers.meeting import Meeting
-from zkv_workers.pulls import Pulls, pull_of
+from zkv_workers.pulls import Pulls, base_of, pull_of
 from zkv_workers.requests import Requests
 from zkv_workers.together import Together
 from zkv_workers.told import Told
@@ -285,6 +285,8 @@ class Session:
                 self._link.send(self.uploads.places.follow(message))
             case c.Servers() | c.Keyring() | c.SaveState():
                 self._out += self._meeting.told(message)
+                self.incoming.servers(message)
+                self._send_pulls()
             case c.Granted():
                 self.together.granted(message)
                 self.incoming.granted(message, self.now)
@@ -310,7 +312,7 @@ class Session:
                 self._answer(token, value)
                 self._go_on(token)
             case c.Refusal(token=token, code=code, reason=reason):
-                self._refused(token, errors.from_code(code, reason))
+                self._refused(base_of(token), errors.from_code(code, reason))
             case c.Fatal(code=code, reason=reason):
                 self.fail(errors.from_code(code, reason))
             case c.Bye():

@@ -6,7 +6,7 @@ is settled.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 
 from zkv import control as c
 from zkv import data_messages as d
@@ -63,7 +63,7 @@ class Uploads:
         weight: float | None = None,
         of: tuple[d.Addend, ...] | None = None,
     ) -> None:
-        """Queue a block, or a sum `of` some, for its server; while a copy is made, for two."""
+        """Queue a block, or a sum `of` some, for its server, and for those with copies of it."""
         payload, order = sealed.payload, self._order(name, bid)
         codec, form, placement = sealed.codec, sealed.form, self.places.begun(name, grant)
         message = d.Push(name, grant, bid, codec, index, form, weight, placement, of)
@@ -177,6 +177,14 @@ class Uploads:
     def unacknowledged(self) -> dict[int, int]:
         """Return the bytes in flight at each server."""
         return {server: window.in_flight for server, window in self._windows.items()}
+
+    def here(self, servers: Set[int]) -> None:
+        """These are the servers from here on: nothing is on its way to others any more."""
+        self.places.here(servers)
+        for server in self._windows.keys() - servers:
+            window = self._windows.pop(server)
+            window.forget(set(window.names()))
+            self.flights.stop(server)
 
     def clear(self) -> None:
         """Drop everything (the broker started anew)."""

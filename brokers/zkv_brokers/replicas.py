@@ -1,0 +1,184 @@
+"""Copies that stand by: where each block has one, and what happens when its owner is lost.
+
+A copy is made as for a move (`zkv_brokers.moves`), and kept: contributions go to both servers, none
+counts before both hold all of it, and the log does to the copy what it does to the block. So when
+the owner is lost, the copy has the same bits, and holds whatever may still become an update; one
+entry makes it the block, and nothing that was acknowledged is lost. Pure: what is decided is
+collected in `Decisions`. Part of the router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from zkv import control as c
+from zkv.reasons import Reason
+from zkv.wire import MODEL
+from zkv_brokers.decisions import Decisions
+from zkv_brokers.members import Server
+from zkv_brokers.moves import IDLE, Step
+
+if TYPE_CHECKING:
+    from zkv_brokers.router import Router
+
+AGAIN_S = 5.0
+"""Copies that could not be made are tried again after so long."""
+
+
+class Replicas:
+    """The copies of one broker's blocks."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self.wanted = bool(router.config.replicas)
+        self.taken_over = 0
+        """Servers that were lost, and whose copies took over."""
+        self._older: dict[int, set[tuple[int, int, int]]] = {}
+        """Of copies, the grants that were out before them, which their owners alone can send."""
+        self._tried_at = float("-inf")
+        self._copied = False
+        """Whether copies have been made since the last look."""
+
+    # --- making them -----------------------------------------------------------------------------
+
+    def look(self, out: Decisions) -> None:
+        """Have copies made of the blocks that lack one."""
+        if not self.wanted:
+            return
+        moves = self._router.moves
+        self._move_off(out)
+        if self._copied and not self.holds_back():
+            self._copied = False
+            self._router.begin(out)
+        lacking, now = self._lacking(), self._router.hub.now
+        idle = moves.stage == IDLE and not moves.waiting
+        if not lacking or not idle or now < self._tried_at + AGAIN_S:
+            return
+        steps = self._planned(lacking)
+        if steps:
+            self._tried_at = now
+            moves.plan(steps)
+            moves.look(out)
+
+    def _move_off(self, out: Decisions) -> None:
+        """Let the copies go that are on servers which are to leave."""
+        closed, moves = self._router.fleet.closed(), self._router.moves
+        moves.let_go([bid for bid, server in moves.kept.items() if server in closed], out)
+
+    def _lacking(self) -> list[int]:
+        """Return the blocks that have no copy."""
+        layout, kept = self._router.layout, self._router.moves.kept
+        return [bid for bid, block in layout.blocks.items() if block.segments and bid not in kept]
+
+    def _planned(self, lacking: Iterable[int]) -> list[Step]:
+        """Return steps that give each of these blocks a copy: the largest first, on the server that
+        has the least of blocks and copies; none where there is no other server."""
+        router, layout, kept = self._router, self._router.layout, self._router.moves.kept
+        here = sorted(router.members.servers.keys() - router.fleet.closed())
+        filled = dict.fromkeys(here, 0)
+        sizes = {bid: layout.block_bytes(block) for bid, block in layout.blocks.items()}
+        for bid, block in layout.blocks.items():
+            for server in {block.server, kept.get(bid, block.server)} & filled.keys():
+                filled[server] += sizes[bid]
+        steps = []
+        for bid in sorted(lacking, key=lambda one: (-sizes[one], one)):
+            source = layout.blocks[bid].server
+            others = [server for server in here if server != source]
+            if others:
+                target = min(others, key=lambda server: (filled[server], server))
+                filled[target] += sizes[bid]
+                steps.append(Step(bid, source, target, "it stands by", stays=True))
+        return sorted(steps, key=lambda step: step.bid)
+
+    def holds_back(self) -> bool:
+        """Return whether nobody may begin a first batch yet: blocks of the model have no copy."""
+        router = self._router
+        if not self.wanted or router.groups.model is not None or len(router.members.servers) < 2:
+            return False
+        kept = router.moves.kept
+        return any(b.segments and b.bid not in kept for b in router.layout.blocks_in(MODEL))
+
+    def copied(self, bids: Iterable[int]) -> None:
+        """Live copies of these blocks are there."""
+        out_now = set(self._router.groups.pins.by_grant)
+        for bid in bids:
+            self._older[bid] = out_now
+        self._tried_at = float("-inf")
+        self._copied = True
+
+    def stands_by(self, bid: int) -> bool:
+        """Return whether a block's copy could take over now."""
+        if bid not in self._router.moves.kept:
+            return False
+        older = self._older.get(bid, set())
+        if older:
+            # Who was granted values before there was a copy may still need the owner to send them.
+            older &= self._router.groups.pins.by_grant.keys()
+        return not older
+
+    # --- when a server is lost -------------------------------------------------------------------
+
+    def hindrance(self, server: Server) -> str:
+        """Return why the others cannot go on with their copies of a server's blocks; "": they can."""
+        if not self.wanted:
+            return "there are no copies of its blocks (--replicas 1)"
+        router, layout = self._router, self._router.layout
+        pending = router.catalog.pending.values()
+        if any(block.server == server.index for one in pending for block in one.blocks):
+            return "first values were on their way to it"
+        mine = [b for b in layout.blocks.values() if b.server == server.index and b.segments]
+        alone = [block for block in mine if not self.stands_by(block.bid)]
+        if alone:
+            keys = sorted({str(layout.entries[kid].spec.key) for b in alone for kid in b.kids})
+            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+            return (
+                f"{len(alone)} of its {len(mine)} blocks had no copy that was complete yet "
+                f"(of {', '.join(map(repr, keys[:5]))}{more})"
+            )
+        return ""
+
+    def take_over(self, server: Server, why: str, out: Decisions) -> None:
+        """Go on without a server that is lost: the copies of its blocks are the blocks now."""
+        router, index = self._router, server.index
+        count = sum(block.server == index for block in router.layout.blocks.values())
+        text = f"{server} is lost: {why}; copies of its {count} blocks have taken over"
+        router.hub.note("warning", text)
+        self.taken_over += 1
+        router.moves.lost(index, out)
+        # What was granted and made ahead of the log was made by the one that is lost, too.
+        for group in router.groups.by_number.values():
+            group.ahead.drop(group, out)
+        router.moves.take_over(index, out)
+        router.snapshots.lost(server)
+        router.members.lose(server)
+        router.fleet.without(server, why, out)
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    def waited_for(self) -> Reason | None:
+        """Return why nobody may begin yet, if that is because of copies."""
+        if not self.holds_back():
+            return None
+        lacking, all_of = len(self._lacking()), len(self._router.layout.blocks)
+        return Reason(
+            "every block must have a copy on another server (--replicas 1)",
+            need=all_of,
+            have=all_of - lacking,
+            words=f"{lacking} of {all_of} blocks have no copy on another server yet (--replicas 1)",
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the status's figures."""
+        layout, kept = self._router.layout, self._router.moves.kept
+        by_server = dict.fromkeys(sorted(self._router.members.servers), 0)
+        for bid, server in kept.items():
+            by_server[server] = by_server.get(server, 0) + layout.block_bytes(layout.blocks[bid])
+        return {
+            "wanted": int(self.wanted),
+            "blocks": len([block for block in layout.blocks.values() if block.segments]),
+            "copies": len(kept),
+            "standing_by": sum(map(self.stands_by, kept)),
+            "bytes": {str(server): nbytes for server, nbytes in by_server.items()},
+            "taken_over": self.taken_over,
+        }
