@@ -483,10 +483,11 @@ class Sim:
     def _lose(self) -> None:
         """Kill a server whose blocks have copies that stand by."""
         members = self.router.members.servers
-        able = [one for _, one in sorted(members.items()) if not self.router.replicas.hindrance(one)]
+        hindrance = self.router.replicas.hindrance
+        able = [one for _, one in sorted(members.items()) if not hindrance(one)]
         # One at a time is what copies are for.
         down = any(self.place(number) in self.dead for number in members)
-        if down or len(members) < 2 or not able or not self.router.layout.blocks:
+        if down or len(members) < 2 or not able or self.router.groups.model is None:
             self.later(0.05, self._lose)
             return
         number = self.rng.choice(able).index
@@ -1050,6 +1051,8 @@ class Sim:
         """A copy that stands by is what the block is, to the last bit."""
         blocks = self.router.layout.blocks
         for bid, server in self.router.moves.kept.items():
+            if {self.place(server), self.place(blocks[bid].server)} & self.dead:
+                continue
             owner = self.nodes[self.place(blocks[bid].server)].shard.store.blocks[bid]
             copy = self.nodes[self.place(server)].shard.copies.mirrored[bid]
             assert copy.live, self.story()

@@ -178,6 +178,8 @@ class Move(Frozen, frozen=True, tag=13):
 
     placement: UInt
     moves: list[tuple[UInt, UInt]]
+    stays: tuple[UInt, ...] = ()
+    """Those of which the former owner keeps a live copy."""
     lost: Int = -1
     """The server that they were on is lost: who has copies sends what it was granted to send."""
 

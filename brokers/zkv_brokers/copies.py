@@ -8,8 +8,6 @@ says whose block it is. Part of one server's shard; knows no sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +17,11 @@ from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
-from zkv.wire import MODEL, NO_BATCH, BlockSpec
+from zkv.wire import MODEL, NO_BATCH, BlockSpec, ContributionId
 from zkv_brokers import parcels
-from zkv_brokers.bases import Bases
 from zkv_brokers.commits import shares_in, update_block
 from zkv_brokers.configured import down_of, settings_of
-from zkv_brokers.contributions import Open
+from zkv_brokers.live_copy import LiveCopy, granted, of_block, squares_of
 from zkv_brokers.shadows import Shadows
 from zkv_brokers.shard_events import Action, ToBroker, ToServer
 from zkv_brokers.store import Pinned, Store
@@ -43,50 +40,12 @@ WAITING_BYTES_MAX = 256 * 1024 * 1024
 """Gradients that wait for a copy's state; beyond it the copy is given up, and may begin anew."""
 
 
-@dataclass(slots=True)
-class _Copy:
-    """A block of another server whose gradients come here too."""
-
-    block: BlockSpec
-    since: int
-    """The placement from which on gradients come here too."""
-    placement: int = 0
-    """What names the copy."""
-    store: Store | None = None
-    """What the copy is made in; None: the log has not said `Copy` yet."""
-    bases: Bases = field(default_factory=Bases)
-    source: c.ServerAt | None = None
-    relay: str = ""
-    index: int = 0
-    asked_at: float | None = None
-    asked: int = 0
-    head: int = 0
-    parts: dict[int, Array] = field(default_factory=dict)
-    of: int = 0
-    live: bool = False
-    waiting: list[Callable[[], None]] = field(default_factory=list)
-    """What the log has done to the block since, while its state is on its way."""
-
-    def do(self, act: Callable[[], None]) -> None:
-        """Do to the copy what the log does to its block, now or when its state is here."""
-        if self.live:
-            act()
-        else:
-            self.waiting.append(act)
-
-    def clear(self) -> None:
-        """Forget the copy; gradients go on coming here."""
-        self.store, self.bases, self.live, self.of, self.head = None, Bases(), False, 0, 0
-        self.parts.clear()
-        self.waiting.clear()
-
-
 class Copies:
     """What a shard gives to others, and what it takes over."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self.mirrored: dict[int, _Copy] = {}
+        self.mirrored: dict[int, LiveCopy] = {}
         """Blocks of others whose gradients come here too."""
         self.former: set[int] = set()
         """Blocks that were here: what is still sent of them is of no use, and not wrong."""
@@ -113,7 +72,7 @@ class Copies:
                 for bid in (bid for bid, to in moves if to == number):
                     # As it will be: room for its values is not beside the owner's other blocks.
                     block = BlockSpec(bid, number, self._shard.layout.blocks[bid].segments)
-                    self.mirrored[bid] = _Copy(block, placement)
+                    self.mirrored[bid] = LiveCopy(block, placement)
                     self.former.discard(bid)
             case c.Copy(moves=moves):
                 for bid, to in moves:
@@ -126,7 +85,9 @@ class Copies:
                 for bid in (bid for bid, to in moves if to == number):
                     self._take_over(bid)
                 self._shard.layout.move(moves)
-                self._forget(gone, out)
+                for bid in gone & set(entry.stays):
+                    self._keep(bid, entry.placement)
+                self._forget(gone - set(entry.stays), out)
                 if entry.lost >= 0:
                     self._send_for(entry.lost)
             case c.Unmirror(moves=moves):
@@ -141,7 +102,7 @@ class Copies:
                 self.retiring = self.retiring or server == number
         return out
 
-    def _begin(self, copy: _Copy, entry: c.Copy) -> None:
+    def _begin(self, copy: LiveCopy, entry: c.Copy) -> None:
         shard = self._shard
         copy.clear()
         copy.placement = entry.placement
@@ -149,9 +110,7 @@ class Copies:
         copy.source = next(at for at in entry.sources if at.index == owner)
         copy.relay, copy.index = entry.data_address, shard.index + 1
         copy.asked_at, copy.asked = None, 0
-        copy.store = Store(shard.layout, shard.store.clock, shard.store.memory)
-        copy.store.configure(shard.store.settings)
-        copy.store.views.use(shard.store.views.plan)
+        copy.store = self._store()
 
     def _give(self, bid: int, placement: int) -> None:
         shard = self._shard
@@ -167,6 +126,27 @@ class Copies:
         shard.store.blocks[bid] = copy.store.blocks[bid]
         shard.store.views.adopt(bid, copy.store.views.kept(bid))
         shard.commits.bases.join(bid, copy.bases)
+
+    def _keep(self, bid: int, placement: int) -> None:
+        """A block has another owner, and what is here of it is the copy from now on."""
+        shard = self._shard
+        block = BlockSpec(bid, shard.number, shard.layout.blocks[bid].segments)
+        # What was sent here as to the owner is what a copy has to hold, too.
+        copy = self.mirrored[bid] = LiveCopy(block, since=0, placement=placement, live=True)
+        store = copy.store = self._store()
+        store.blocks[bid] = shard.store.blocks[bid]
+        store.views.adopt(bid, shard.store.views.kept(bid))
+        copy.bases.join(bid, shard.commits.bases)
+        self._given.pop(bid, None)
+        shard.store.drop(bid)
+
+    def _store(self) -> Store:
+        """Return what a copy is made in."""
+        known = self._shard.store
+        store = Store(self._shard.layout, known.clock, known.memory)
+        store.configure(known.settings)
+        store.views.use(known.views.plan)
+        return store
 
     def _send_for(self, server: int) -> None:
         """Send what a lost server was granted to send and has not, of blocks that had copies
@@ -203,7 +183,7 @@ class Copies:
             self._note(copy, copy.store, entry, out)
         return out
 
-    def _note(self, copy: _Copy, store: Store | None, entry: c.Entry, out: list[Action]) -> None:
+    def _note(self, copy: LiveCopy, store: Store | None, entry: c.Entry, out: list[Action]) -> None:
         assert store is not None
         bases, block = copy.bases, copy.block
         match entry:
@@ -227,7 +207,7 @@ class Copies:
             case _:
                 pass
 
-    def _grant(self, copy: _Copy, store: Store, entry: c.Grant) -> None:
+    def _grant(self, copy: LiveCopy, store: Store, entry: c.Grant) -> None:
         """The owner is granted to send a block; what of it must be sent in its place is kept, if
         the copy is live: of those before, the broker knows that it is not."""
         block, bases = copy.block, copy.bases
@@ -238,11 +218,11 @@ class Copies:
             return
         if copy.live:
             self.shadows.keep(entry, block.bid, owner, store.granted(block, entry.version))
-        copy.do(lambda: _granted(store, bases, block, entry))
+        copy.do(lambda: granted(store, bases, block, entry))
 
-    def _commit(self, copy: _Copy, store: Store, entry: c.Commit, out: list[Action]) -> None:
+    def _commit(self, copy: LiveCopy, store: Store, entry: c.Commit, out: list[Action]) -> None:
         block, bases = copy.block, copy.bases
-        counted = [_of_block(one, block.bid) for one in self._shard.commits.counted(entry)]
+        counted = [of_block(one, block.bid) for one in self._shard.commits.counted(entry)]
 
         def commit() -> None:
             shares = shares_in(block.bid, entry, counted, bases)
@@ -260,7 +240,7 @@ class Copies:
                 why = f"more than {WAITING_BYTES_MAX} bytes of gradients waited for its state"
                 self._give_up(copy, why, out)
 
-    def _give_up(self, copy: _Copy, why: str, out: list[Action]) -> None:
+    def _give_up(self, copy: LiveCopy, why: str, out: list[Action]) -> None:
         copy.clear()
         if not self._filling():
             self._waiting_bytes = 0
@@ -268,7 +248,7 @@ class Copies:
 
     # --- states on their way -------------------------------------------------------------------
 
-    def _filling(self) -> list[_Copy]:
+    def _filling(self) -> list[LiveCopy]:
         return [one for one in self.mirrored.values() if one.store is not None and not one.live]
 
     def take(self, message: d.Fetch | d.Part, payload: Array | None, out: list[Action]) -> None:
@@ -298,7 +278,7 @@ class Copies:
                 )
                 out.append(ToServer(message.asker, part, parcels.part(stream, at)))
 
-    def _fill(self, copy: _Copy, out: list[Action]) -> None:
+    def _fill(self, copy: LiveCopy, out: list[Action]) -> None:
         stream = np.concatenate([copy.parts[at] for at in range(copy.of)])
         bid, store = copy.block.bid, copy.store
         assert store is not None
@@ -337,7 +317,7 @@ class Copies:
             out.append(ToBroker(c.Bye("it was drained")))
         return out
 
-    def _request(self, copy: _Copy) -> Action:
+    def _request(self, copy: LiveCopy) -> Action:
         assert copy.source is not None
         missing = [at for at in range(copy.of) if at not in copy.parts][:PARTS_ASKED_MAX]
         number = self._shard.number
@@ -353,6 +333,11 @@ class Copies:
         if bids and message.group == MODEL:
             self.shadows.got(message.incarnation, message.grant, bids)
 
+    def done(self, name: ContributionId, grant: int) -> None:
+        """A batch of a worker is done: it asks for no more of a grant on demand."""
+        if name.group == MODEL:
+            self.shadows.done(name.incarnation, grant)
+
     def squared(self, held: c.Held) -> c.Held:
         """Return a report with the square sums of copies, too: their owners may be lost."""
         live = [one for one in self.mirrored.values() if one.live]
@@ -367,7 +352,7 @@ class Copies:
             # As if it were all of an update, with a weight of 1: nothing is divided.
             entry = c.Sum(MODEL, 1, [c.Counted(name, 1.0)])
             of = [one for one in live if self._group(one.block) == MODEL]
-            squares.append(mine + [(one.block.bid, _squares(one, entry, made)) for one in of])
+            squares.append(mine + [(one.block.bid, squares_of(one, entry, made)) for one in of])
         return structs.replace(held, squares=tuple(squares))
 
     def elsewhere(self, bid: int, placement: int) -> bool:
@@ -380,24 +365,3 @@ class Copies:
     def left(self) -> bool:
         """Whether this server has said goodbye, as it was drained."""
         return self._left
-
-
-def _granted(store: Store, bases: Bases, block: BlockSpec, entry: c.Grant) -> None:
-    pinned = store.granted(block, entry.version)
-    if store.settings.staleness.compensation:
-        bases.add(entry.incarnation, entry.grant, {block.bid: pinned})
-
-
-def _squares(copy: _Copy, entry: c.Sum, made: Open) -> float:
-    """Return the square sum of one contribution's part of a block."""
-    assert copy.store is not None
-    shares = shares_in(copy.block.bid, entry, [_of_block(made, copy.block.bid)], copy.bases)
-    return copy.store.square_sums(copy.block, shares, 0)
-
-
-def _of_block(held: Open, bid: int) -> Open:
-    """Return what a contribution says of one block; the others' payloads may go."""
-    payload = held.dense(bid)
-    return Open(
-        held.grant, held.weight, {} if payload is None else {bid: payload}, skipped=held.skipped
-    )

@@ -111,9 +111,9 @@ class Fleet:
 
     def _suspects(self) -> bool:
         """Return whether some server may be lost of whose blocks there are copies."""
-        router, beat_s = self._router, self._router.config.beat_s
+        router, hub, beat_s = self._router, self._router.hub, self._router.config.beat_s
         return router.replicas.wanted and any(
-            one.broken or router.hub.silent_s(one.peer) > 2 * beat_s
+            one.broken or hub.is_away(one.peer) or hub.silent_s(one.peer) > 2 * beat_s
             for one in router.members.servers.values()
         )
 
@@ -223,7 +223,10 @@ class Fleet:
         for server in list(router.members.servers.values()):
             silent = router.hub.silent_s(server.peer)
             gone = server.broken and silent > 3 * config.beat_s
-            if not gone and silent <= config.server_lost_s:
+            # A broker that was restarted has no connection to a dead one that could break.
+            away = router.replicas.wanted and router.hub.is_away(server.peer)
+            limit_s = config.server_lost_s if not away else config.worker_lost_s
+            if not gone and silent <= limit_s:
                 continue
             why = "its connection broke, and " if server.broken else ""
             why += f"nothing was heard of it for {silent:.1f} s"

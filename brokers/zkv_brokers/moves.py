@@ -104,15 +104,16 @@ class Moves:
             return
         mine = {step.bid for step in self.batch if step.target == server.index}
         self._copying -= mine & set(message.bids)
-        self._copied_all()
+        self._copied_all(out)
 
-    def _copied_all(self) -> None:
+    def _copied_all(self, out: Decisions) -> None:
         """Go on if no copy is on its way any more."""
         if self.stage != COPYING or self._copying:
             return
         if not any(step.stays for step in self.batch):
             self.stage = FLIPPING if self.batch else IDLE
             return
+        self.let_go([step.bid for step in self.batch], out)
         self.kept.update({step.bid: step.target for step in self.batch})
         self._router.replicas.copied(step.bid for step in self.batch)
         self.batch, self.stage = [], IDLE
@@ -138,7 +139,7 @@ class Moves:
         self._copying -= wanted
         if not self.batch:
             self.stage = IDLE
-        self._copied_all()
+        self._copied_all(out)
 
     def let_go(self, bids: Iterable[int], out: Decisions) -> None:
         """Keep no copies of these blocks any more."""
@@ -157,9 +158,10 @@ class Moves:
         moves = [(bid, self.kept.pop(bid)) for bid in sorted(block.bid for block in owned)]
         self.placement += 1
         # Also with no block: it may have had values to send that were granted while it had some.
-        out.log(c.Move(self.placement, moves, index))
+        out.log(c.Move(self.placement, moves, lost=index))
         self._router.layout.move(moves)
-        self._tell([bid for bid, _ in moves], out)
+        if moves:
+            self._tell([bid for bid, _ in moves], out)
         self._router.loads.anew(self._router.hub.now)
 
     # --- step by step --------------------------------------------------------------------------
@@ -204,16 +206,18 @@ class Moves:
 
     def _begin(self, out: Decisions) -> None:
         layout, servers = self._router.layout, self._router.members.servers
-        nbytes = 0
+        nbytes, kind = 0, (False, False)
         while self.waiting:
             step = self.waiting[0]
             block = layout.blocks.get(step.bid)
             here = block is not None and block.server == step.source and step.target in servers
-            if block is None or not here or (step.stays and step.bid in self.kept):
+            by = self.kept.get(step.bid)
+            if block is None or not here or (step.stays and by == step.target):
                 self.waiting.popleft()
                 continue
-            if self.batch and self.batch[0].stays != step.stays:
+            if self.batch and kind != (step.stays, by == step.target):
                 break
+            kind = step.stays, by == step.target
             nbytes += layout.block_bytes(block)
             if self.batch and nbytes > BATCH_BYTES:
                 break
@@ -224,8 +228,11 @@ class Moves:
                 self._refuse(self.waiting.popleft())
         if not self.batch:
             return
-        # Where a block goes to the server that stands by for it, that begins as any move does.
-        self.let_go([s.bid for s in self.batch if self.kept.get(s.bid) == s.target], out)
+        if kind == (False, True):
+            # Who stands by for a block has all that its owner has.
+            self.stage = FLIPPING
+            self._flip_between_updates(out)
+            return
         self.stage = FOLLOWING
         self.placement += 1
         out.log(c.Mirror(self.placement, [(step.bid, step.target) for step in self.batch]))
@@ -271,13 +278,24 @@ class Moves:
 
     def _flip(self, out: Decisions) -> None:
         moves = [(step.bid, step.target) for step in self.batch]
+        stays = self._stand_by()
         self.placement += 1
-        out.log(c.Move(self.placement, moves))
+        out.log(c.Move(self.placement, moves, stays))
         self._router.layout.move(moves)
         steps, self.batch, self.stage = self.batch, [], IDLE
         self._tell([step.bid for step in steps], out)
         self.moved += len(steps)
         self._router.loads.anew(self._router.hub.now)
+
+    def _stand_by(self) -> tuple[int, ...]:
+        """Have former owners keep copies of what is moving, where there would be none else; return
+        of which blocks."""
+        if not self._router.replicas.wanted:
+            return ()
+        found = [s for s in self.batch if self.kept.get(s.bid, s.target) == s.target]
+        self.kept.update({step.bid: step.source for step in found})
+        self._router.replicas.swapped(step.bid for step in found)
+        return tuple(step.bid for step in found)
 
     def _tell(self, bids: Sequence[int], out: Decisions) -> None:
         """Tell workers, and groups, where gradients of these blocks go from here on."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from zkv import control as c
 from zkv.reasons import Reason
 from zkv.wire import MODEL
 from zkv_brokers.decisions import Decisions
@@ -47,7 +46,6 @@ class Replicas:
         if not self.wanted:
             return
         moves = self._router.moves
-        self._move_off(out)
         if self._copied and not self.holds_back():
             self._copied = False
             self._router.begin(out)
@@ -60,16 +58,19 @@ class Replicas:
             self._tried_at = now
             moves.plan(steps)
             moves.look(out)
-
-    def _move_off(self, out: Decisions) -> None:
-        """Let the copies go that are on servers which are to leave."""
-        closed, moves = self._router.fleet.closed(), self._router.moves
-        moves.let_go([bid for bid, server in moves.kept.items() if server in closed], out)
+        else:
+            # On servers that are to leave, and there are no others.
+            moves.let_go(lacking, out)
 
     def _lacking(self) -> list[int]:
-        """Return the blocks that have no copy."""
+        """Return the blocks that have no copy, or one on a server that is to leave."""
         layout, kept = self._router.layout, self._router.moves.kept
-        return [bid for bid, block in layout.blocks.items() if block.segments and bid not in kept]
+        closed = self._router.fleet.closed()
+        return [
+            bid
+            for bid, block in layout.blocks.items()
+            if block.segments and (bid not in kept or kept[bid] in closed)
+        ]
 
     def _planned(self, lacking: Iterable[int]) -> list[Step]:
         """Return steps that give each of these blocks a copy: the largest first, on the server that
@@ -106,6 +107,11 @@ class Replicas:
             self._older[bid] = out_now
         self._tried_at = float("-inf")
         self._copied = True
+
+    def swapped(self, bids: Iterable[int]) -> None:
+        """The former owners of these blocks keep copies: they send what they were granted."""
+        for bid in bids:
+            self._older.pop(bid, None)
 
     def stands_by(self, bid: int) -> bool:
         """Return whether a block's copy could take over now."""

@@ -296,6 +296,7 @@ class Router:
         """A key is about to leave its group, and its bucket: nothing of it may be on its way."""
         why = f"key {self.layout.entries[kid].spec.key!r} gets a group of its own"
         self.moves.abandon(self.layout.blocks_of_key[kid], why, out)
+        self.moves.let_go(self.layout.blocks_of_key[kid], out)
 
     def _prepare(self, model: Group) -> None:
         """Set what the model's group has to know before anybody is granted anything."""

@@ -222,7 +222,7 @@ class Shard:
     def _make(self, blocks: Sequence[BlockSpec]) -> None:
         """Make the next version of blocks, where all for it is here, and send it as granted."""
         streaming, began = self.commits.streaming, self.store.clock()
-        for block in blocks:
+        for block in (one for one in blocks if one.server == self.number):
             if (state := streaming.make(block, self._is_sound)) is not None:
                 self.grants.fill(block, streaming.version, state.current)
         self.commits.update_s += self.store.clock() - began
@@ -326,7 +326,7 @@ class Shard:
                     self._make(self._mine(MODEL))
             self._report_if_held(name, held)
         self.grants.done(name.incarnation, name.group, message.grant)
-        self.copies.shadows.done(name.incarnation, message.grant)
+        self.copies.done(name, message.grant)
         self.tables.done(message)
         self._ack(name, -1)
 

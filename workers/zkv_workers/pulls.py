@@ -16,7 +16,7 @@ NAMES_MAX = 8
 
 
 AGAIN = 2**40
-"""Above all numbers of calls: what a call asks for again has another number, of which this is told."""
+"""Above all numbers of calls: what is asked for again for a call has a number of its own above."""
 
 
 def base_of(token: int) -> int:
