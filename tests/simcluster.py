@@ -132,6 +132,9 @@ class Options:
     losses: int = 0
     """How often a server dies that the others can go on without, as they have copies of its
     blocks."""
+    isolates: float = 0.0
+    """How often such a server only loses its way to the broker, for some seconds, while it goes on
+    talking with workers."""
     returns: bool = True
     """Whether another one is started for it."""
     snapshots: int = 0
@@ -224,6 +227,9 @@ class Sim:
         """Nodes that were drained, or died."""
         self.lost: list[int] = []
         """Servers that died with blocks of theirs, by number."""
+        self.isolated: set[int] = set()
+        """Nodes that have no way to the broker."""
+        self.was_isolated: set[int] = set()
         self.term = 0 if before is None else before[0].term
         self.router = self._new_router()
         self.broker = SimBroker(self, self.router)
@@ -332,6 +338,9 @@ class Sim:
     def to_router(self, route: bytes, frame: bytes) -> None:
         broker, life = self.broker, self.broker.lives
 
+        if route.startswith(b"s") and int(route[1:]) in self.isolated:
+            return
+
         def heard() -> None:
             self._do_router(broker.take([r.Received(route, frame)]))
 
@@ -365,7 +374,7 @@ class Sim:
     def _from_router(self, route: bytes, frame: bytes) -> None:
         if route.startswith(b"s"):
             index = int(route[1:])
-            if index not in self.dead:
+            if index not in self.dead | self.isolated:
                 self._do_node(index, self.nodes[index].broker_says(frame, self.now))
         elif (worker := self.workers.get(route)) is not None and worker.alive:
             self._do_worker(route, worker, worker.session.handle(s.FromBroker(frame), self.now))
@@ -483,18 +492,25 @@ class Sim:
     def _lose(self) -> None:
         """Kill a server whose blocks have copies that stand by."""
         members = self.router.members.servers
-        hindrance = self.router.replicas.hindrance
-        able = [one for _, one in sorted(members.items()) if not hindrance(one)]
+        hindrance, closed = self.router.replicas.hindrance, self.router.fleet.closed()
+        here = [one for number, one in sorted(members.items()) if number not in closed]
+        able = [one for one in here if not hindrance(one)]
         # One at a time is what copies are for.
-        down = any(self.place(number) in self.dead for number in members)
+        down = any(self.place(number) in self.dead | self.isolated for number in members)
         if down or len(members) < 2 or not able or self.router.groups.model is None:
             self.later(0.05, self._lose)
             return
         number = self.rng.choice(able).index
         at = self.place(number)
-        self.dead.add(at)
         self.lost.append(number)
-        self.notes.append(f"{self.now:.2f} server-{at} (number {number}) died")
+        if self.rng.random() < self.options.isolates:
+            self.isolated.add(at)
+            self.was_isolated.add(at)
+            self.notes.append(f"{self.now:.2f} server-{at} (number {number}) is cut off")
+            self.later(2.0 + 3 * self.rng.random(), lambda: self.isolated.discard(at))
+        else:
+            self.dead.add(at)
+            self.notes.append(f"{self.now:.2f} server-{at} (number {number}) died")
         self.later(0.01, lambda: self._link_broke(number))
         if self.options.returns:
             self.later(0.1 + 3 * self.rng.random(), lambda: self._add(joins=False))
@@ -562,6 +578,10 @@ class Sim:
             elif isinstance(action, n.Drained):
                 assert not self.nodes[index].shard.store.blocks, self.story()
                 self.notes.append(f"{self.now:.2f} server-{index} ends, as it was drained")
+                self.dead.add(index)
+            elif isinstance(action, n.Failed) and index in self.was_isolated:
+                # It is told that it was lost; or that its place is taken, if it knew of none.
+                self.notes.append(f"{self.now:.2f} server-{index} ends: {action.error}")
                 self.dead.add(index)
             elif isinstance(action, n.Failed):
                 raise AssertionError(f"server {index} failed: {action.error}; {self.story()}")
@@ -1142,7 +1162,7 @@ class Sim:
             node = self.nodes[at]
             if _number(node) in self.router.members.servers:
                 return node.shard.index < len(self.router.log)
-            return node.shard.copies.left
+            return node.shard.copies.left and _number(node) not in self.lost
 
         while any(behind(at) for at in range(len(self.nodes)) if at not in self.dead):
             assert self.events, self.story()

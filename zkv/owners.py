@@ -2,8 +2,8 @@
 
 A placement is a number that rises whenever that changes for some block. A contribution goes by one
 placement from its first block to its end, so that the broker knows who has to hold it; several
-servers stand for a block of which others have live copies, or make one. Pure, and the same at the broker and at
-every worker.
+servers stand for a block of which others have live copies, or make one. Pure, and the same at the
+broker and at every worker.
 """
 
 from __future__ import annotations

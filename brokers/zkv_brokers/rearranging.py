@@ -132,6 +132,11 @@ def rearrange(router: Router, message: c.Rearrange) -> dict[str, Any]:
                     f"{server} is the last server that takes blocks, and nothing could take what "
                     "it holds; start another one first: zkv server add"
                 )
+            if len(left) < 2 and router.replicas.wanted:
+                raise Refused(
+                    f"{server} is one of the last two servers that take blocks, and their copies "
+                    "need two (--replicas 1); start another one first: zkv server add"
+                )
             _check_tables(router, server)
             plan = Plan(router, fleet.closed() | {server.index})
             plan.arrangement.empty_closed("its server is drained")

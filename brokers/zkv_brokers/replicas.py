@@ -58,9 +58,6 @@ class Replicas:
             self._tried_at = now
             moves.plan(steps)
             moves.look(out)
-        else:
-            # On servers that are to leave, and there are no others.
-            moves.let_go(lacking, out)
 
     def _lacking(self) -> list[int]:
         """Return the blocks that have no copy, or one on a server that is to leave."""
@@ -126,7 +123,7 @@ class Replicas:
     # --- when a server is lost -------------------------------------------------------------------
 
     def hindrance(self, server: Server) -> str:
-        """Return why the others cannot go on with their copies of a server's blocks; "": they can."""
+        """Return why the others cannot go on with copies of a server's blocks; "" if they can."""
         if not self.wanted:
             return "there are no copies of its blocks (--replicas 1)"
         router, layout = self._router, self._router.layout

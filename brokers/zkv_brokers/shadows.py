@@ -1,4 +1,4 @@
-"""What other servers were granted to send of blocks that have copies here, pinned until it is there.
+"""What others were granted to send of blocks that have copies here, pinned until it has arrived.
 
 If such a server is lost, its copy here sends what of it has not arrived. A worker tells those that
 have copies what it has got, too (`Got`), so that no more is pinned here than where it is sent from.
@@ -16,7 +16,7 @@ from zkv_brokers.store import Pinned
 EARLY_MAX = 256
 """Grants whose values have arrived before the log has come to them here."""
 KEPT_MAX = 4
-"""Grants of one worker: it keeps the values of the last two, and is granted one ahead of the log."""
+"""Grants of one worker: it keeps values of the last two, and is granted one ahead of the log."""
 
 Name = tuple[int, int]
 """Incarnation and grant, of the model: other values are asked for again when a server is lost."""

@@ -354,6 +354,7 @@ class Session:
 
     def _go_on(self, token: int) -> None:
         """Take what waited for the answer to this call."""
+        self._told.answered(token)
         for event in self._behind.answered(token):
             self.take(event, self.now)
 

@@ -27,6 +27,9 @@ class Told:
         self._link_rate = rate
         self._link = link
         self._offers: dict[int, s.Initialise] = {}
+        self._unanswered: set[int] = set()
+        """Those that this broker has not answered: it may still ask for their values, even if the
+        one before has."""
         self._pool: s.UsePool | None = None
 
     def tell(self, message: c.Message) -> None:
@@ -37,6 +40,7 @@ class Told:
     def offer(self, event: s.Initialise) -> None:
         """Tell the broker which keys this worker initialises."""
         self._offers[event.token] = event
+        self._unanswered.add(event.token)
         if not self._measuring:
             rate, tables = self._link_rate, event.tables
             self.tell(c.Offer(event.token, list(event.specs), event.plain, rate, tables))
@@ -70,7 +74,15 @@ class Told:
 
     def begun(self, is_open: Callable[[int], bool]) -> None:
         """Something was begun, so that no new broker can be joined: keep open offers only."""
-        self._offers = {token: offer for token, offer in self._offers.items() if is_open(token)}
+        self._offers = {
+            token: offer
+            for token, offer in self._offers.items()
+            if token in self._unanswered or is_open(token)
+        }
+
+    def answered(self, token: int) -> None:
+        """The broker has answered a request."""
+        self._unanswered.discard(token)
 
     def refused(self, token: int) -> None:
         """The broker turns a request down."""
