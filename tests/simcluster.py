@@ -511,7 +511,7 @@ class Sim:
         else:
             self.dead.add(at)
             self.notes.append(f"{self.now:.2f} server-{at} (number {number}) died")
-        self.later(0.01, lambda: self._link_broke(number))
+        self._link_broke(number)
         if self.options.returns:
             self.later(0.1 + 3 * self.rng.random(), lambda: self._add(joins=False))
 
@@ -579,8 +579,11 @@ class Sim:
                 assert not self.nodes[index].shard.store.blocks, self.story()
                 self.notes.append(f"{self.now:.2f} server-{index} ends, as it was drained")
                 self.dead.add(index)
-            elif isinstance(action, n.Failed) and index in self.was_isolated:
-                # It is told that it was lost; or that its place is taken, if it knew of none.
+            elif isinstance(action, n.Failed) and (
+                index in self.was_isolated or (self.was_isolated and index >= self.options.servers)
+            ):
+                # It is told that it was lost; or that its place is taken, which it may be if the
+                # one that it has come for was only cut off, and found its way back in time.
                 self.notes.append(f"{self.now:.2f} server-{index} ends: {action.error}")
                 self.dead.add(index)
             elif isinstance(action, n.Failed):

@@ -18,9 +18,6 @@ KEPT = 8
 that contributions go by three different ones at most."""
 
 
-NEWEST = 2**63
-
-
 @dataclass(slots=True)
 class Owners:
     """The servers of each block that has ever moved; of the others it is the layout's."""

@@ -152,9 +152,9 @@ class Copies:
         """Send what a lost server was granted to send and has not, of blocks that had copies
         here."""
         shard = self._shard
-        for entry, pinned in self.shadows.taken(server):
+        for entry, pinned, coming in self.shadows.taken(server):
             blocks = [shard.layout.blocks[bid] for bid in pinned]
-            shard.grants.resume(entry, blocks, pinned)
+            shard.grants.resume(entry, blocks, pinned, coming)
 
     def _forget(self, bids: set[int], out: list[Action]) -> None:
         """Nothing more is needed here of these blocks but what grants still send."""
@@ -338,21 +338,25 @@ class Copies:
         if name.group == MODEL:
             self.shadows.done(name.incarnation, grant)
 
-    def squared(self, held: c.Held) -> c.Held:
-        """Return a report with the square sums of copies, too: their owners may be lost."""
+    def held(self, names: list[tuple[ContributionId, int]]) -> c.Held:
+        """Return the report that these are held; if norms have a limit, with the square sums of
+        copies, too, as their owners may be lost."""
+        shard = self._shard
+        mine = [b for b in shard.layout.blocks_in(MODEL) if b.server == shard.number and b.segments]
+        held = shard.commits.held(names, shard.index, mine)
         live = [one for one in self.mirrored.values() if one.live]
         if not held.squares or not live:
             return held
         squares = []
-        for (name, _), mine in zip(held.contributions, held.squares, strict=True):
-            made = self._shard.contributions.open.get(name)
+        for (name, _), known in zip(held.contributions, held.squares, strict=True):
+            made = shard.contributions.open.get(name)
             if made is None or name.group != MODEL:
-                squares.append(mine)
+                squares.append(known)
                 continue
             # As if it were all of an update, with a weight of 1: nothing is divided.
             entry = c.Sum(MODEL, 1, [c.Counted(name, 1.0)])
             of = [one for one in live if self._group(one.block) == MODEL]
-            squares.append(mine + [(one.block.bid, squares_of(one, entry, made)) for one in of])
+            squares.append(known + [(one.block.bid, squares_of(one, entry, made)) for one in of])
         return structs.replace(held, squares=tuple(squares))
 
     def elsewhere(self, bid: int, placement: int) -> bool:

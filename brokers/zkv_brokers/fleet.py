@@ -77,7 +77,7 @@ class Fleet:
             # It is one more: it must not take the place of one that the start line waits for.
             self._early[peer] = hello
             return False
-        if late and not hello.joins and not members.vacant and self._suspects():
+        if late and not hello.joins and not members.vacant and self.suspects():
             # It may be one of those that are lost, started again before that was found.
             self._early[peer] = hello
             return False
@@ -109,8 +109,9 @@ class Fleet:
             except ZkvError as error:
                 self._router.refuse(waited, 0, error)
 
-    def _suspects(self) -> bool:
-        """Return whether some server may be lost of whose blocks there are copies."""
+    def suspects(self) -> bool:
+        """Return whether some server may be lost of whose blocks there are copies: then nothing
+        moves, as it may be needed where it is."""
         router, hub, beat_s = self._router, self._router.hub, self._router.config.beat_s
         return router.replicas.wanted and any(
             one.broken or hub.is_away(one.peer) or hub.silent_s(one.peer) > 2 * beat_s

@@ -8,7 +8,7 @@ batch. Knows no sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,11 +143,21 @@ class Grants:
             self._ahead[name] = (entry, {block.bid for block in blocks}, serial)
 
     def resume(
-        self, entry: c.Grant, blocks: Sequence[BlockSpec], pinned: Mapping[int, Pinned]
+        self,
+        entry: c.Grant,
+        blocks: Sequence[BlockSpec],
+        pinned: Mapping[int, Pinned],
+        coming: Set[int],
     ) -> None:
         """Send these blocks of a grant in the place of a server that is lost, as they are pinned
-        already (by block), unless the worker will ask for them."""
+        already (by block), unless the worker will ask for them; and those that are `coming` when
+        the log has come to them."""
         name, serial = (entry.incarnation, entry.group, entry.grant), self._turn(entry)
+        if coming:
+            _, missing, serial = self._ahead.get(name, (entry, set[int](), serial))
+            self._ahead[name] = entry, missing | coming, serial
+        if not blocks:
+            return
         pieces = self._open.setdefault(name, {})
         if entry.on_demand:
             self._asked.setdefault(name, set())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from zkv import control as c
 from zkv import events as e
 from zkv.marks import Marks
-from zkv.owners import NEWEST, Homes
+from zkv.owners import Homes
 from zkv.policy import SyncPolicy
 from zkv.sync import Synchronizer
 from zkv.wire import MODEL, NO_BATCH, ContributionId
@@ -56,11 +56,6 @@ class Group(Book):
         self._starts: deque[e.Start] = deque()
         self._summing: Summing | None = None
         self._after_sum: list[c.Entry] = []
-
-    @property
-    def servers(self) -> frozenset[int]:
-        """The servers that must hold what begins now."""
-        return self.homes.at(NEWEST)
 
     # --- members -----------------------------------------------------------------------------
 
@@ -233,10 +228,12 @@ class Group(Book):
 
     def sum_again(self, out: Decisions) -> None:
         """Blocks have other owners: ask again for the sums that a commit waits for, if one does."""
-        if self._summing is not None and isinstance(self._queue[0], e.Commit):
-            action = self._queue[0]
-            self._summing = Summing(action.version)
-            out.log(c.Sum(self.group, action.version, self._counted(action)))
+        if self._summing is not None and isinstance(action := self._queue[0], e.Commit):
+            self._ask_for_sums(action, out)
+
+    def _ask_for_sums(self, action: e.Commit, out: Decisions) -> None:
+        self._summing = Summing(action.version)
+        out.log(c.Sum(self.group, action.version, self._counted(action)))
 
     @property
     def is_summing(self) -> bool:
@@ -253,8 +250,7 @@ class Group(Book):
             action = self._queue[0]
             match action:
                 case e.Commit() if self.rules.clips:
-                    self._summing = Summing(action.version)
-                    out.log(c.Sum(self.group, action.version, self._counted(action)))
+                    self._ask_for_sums(action, out)
                     return
                 case e.Commit():
                     self._commit(action, None, out)
@@ -303,9 +299,8 @@ class Group(Book):
             self._summing = None
             if isinstance(action, e.Commit):
                 self._commit(action, total, out)
-            for entry in self._after_sum:
-                out.log(entry)
-            self._after_sum.clear()
+            out.entries += self._after_sum
+            self._after_sum = []
             self._carry_out(out)
 
     def log_between_commits(self, entry: c.Entry, out: Decisions) -> None:

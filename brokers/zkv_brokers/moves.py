@@ -110,12 +110,12 @@ class Moves:
         """Go on if no copy is on its way any more."""
         if self.stage != COPYING or self._copying:
             return
+        self._router.replicas.copied([(step.bid, step.target) for step in self.batch])
         if not any(step.stays for step in self.batch):
             self.stage = FLIPPING if self.batch else IDLE
             return
         self.let_go([step.bid for step in self.batch], out)
         self.kept.update({step.bid: step.target for step in self.batch})
-        self._router.replicas.copied(step.bid for step in self.batch)
         self.batch, self.stage = [], IDLE
 
     def lost(self, index: int, out: Decisions) -> None:
@@ -168,6 +168,8 @@ class Moves:
 
     def look(self, out: Decisions) -> None:
         """Go on as far as nothing has to be waited for."""
+        if self._router.fleet.suspects():
+            return
         if self.stage == FLIPPING:
             self._flip_between_updates(out)
         if self.stage == IDLE and self.waiting:
@@ -273,12 +275,13 @@ class Moves:
             model.ahead.then.append(self._flip_then)
 
     def _flip_then(self, out: Decisions) -> None:
-        if self.stage == FLIPPING:
+        if self.stage == FLIPPING and not self._router.fleet.suspects():
             self._flip(out)
 
     def _flip(self, out: Decisions) -> None:
         moves = [(step.bid, step.target) for step in self.batch]
         stays = self._stand_by()
+        self._router.replicas.moving([(step.bid, step.source) for step in self.batch])
         self.placement += 1
         out.log(c.Move(self.placement, moves, stays))
         self._router.layout.move(moves)
@@ -294,7 +297,6 @@ class Moves:
             return ()
         found = [s for s in self.batch if self.kept.get(s.bid, s.target) == s.target]
         self.kept.update({step.bid: step.source for step in found})
-        self._router.replicas.swapped(step.bid for step in found)
         return tuple(step.bid for step in found)
 
     def _tell(self, bids: Sequence[int], out: Decisions) -> None:

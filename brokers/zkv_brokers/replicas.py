@@ -21,6 +21,8 @@ from zkv_brokers.moves import IDLE, Step
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
 
+Grant = tuple[int, int, int]
+"""One that is not received: incarnation, group, and number."""
 AGAIN_S = 5.0
 """Copies that could not be made are tried again after so long."""
 
@@ -33,8 +35,10 @@ class Replicas:
         self.wanted = bool(router.config.replicas)
         self.taken_over = 0
         """Servers that were lost, and whose copies took over."""
-        self._older: dict[int, set[tuple[int, int, int]]] = {}
-        """Of copies, the grants that were out before them, which their owners alone can send."""
+        self._older: dict[tuple[int, int], set[Grant]] = {}
+        """Of copies (block, server), the grants that were out before: they cannot send those."""
+        self._senders: dict[tuple[int, int], set[Grant]] = {}
+        """Of blocks that have moved (block, former owner), the grants that it has to send."""
         self._tried_at = float("-inf")
         self._copied = False
         """Whether copies have been made since the last look."""
@@ -46,6 +50,7 @@ class Replicas:
         if not self.wanted:
             return
         moves = self._router.moves
+        self._prune()
         if self._copied and not self.holds_back():
             self._copied = False
             self._router.begin(out)
@@ -89,6 +94,13 @@ class Replicas:
                 steps.append(Step(bid, source, target, "it stands by", stays=True))
         return sorted(steps, key=lambda step: step.bid)
 
+    def _prune(self) -> None:
+        """Forget grants that have been received."""
+        here = self._router.groups.pins.by_grant.keys()
+        for known in (self._older, self._senders):
+            for name in [name for name, grants in known.items() if not grants & here]:
+                del known[name]
+
     def holds_back(self) -> bool:
         """Return whether nobody may begin a first batch yet: blocks of the model have no copy."""
         router = self._router
@@ -97,28 +109,29 @@ class Replicas:
         kept = router.moves.kept
         return any(b.segments and b.bid not in kept for b in router.layout.blocks_in(MODEL))
 
-    def copied(self, bids: Iterable[int]) -> None:
-        """Live copies of these blocks are there."""
-        out_now = set(self._router.groups.pins.by_grant)
-        for bid in bids:
-            self._older[bid] = out_now
+    def copied(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Live copies are there, of these blocks on these servers."""
+        for bid, server in copies if self.wanted else ():
+            self._older[bid, server] = set(self._router.groups.pins.by_grant)
         self._tried_at = float("-inf")
         self._copied = True
 
-    def swapped(self, bids: Iterable[int]) -> None:
-        """The former owners of these blocks keep copies: they send what they were granted."""
-        for bid in bids:
-            self._older.pop(bid, None)
+    def moving(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Blocks move from these servers, which still have to send what they were granted to."""
+        if self.wanted:
+            for bid, source in moves:
+                self._senders[bid, source] = set(self._router.groups.pins.by_grant)
+
+    def _has_all(self, bid: int, server: int, of: set[Grant] | None = None) -> bool:
+        """Return whether a server could send what is on its way of a block it has a copy of (`of`:
+        of these grants), whoever was to send it."""
+        needed = self._router.groups.pins.by_grant.keys() & self._older.get((bid, server), set())
+        return not (needed if of is None else needed & of)
 
     def stands_by(self, bid: int) -> bool:
         """Return whether a block's copy could take over now."""
-        if bid not in self._router.moves.kept:
-            return False
-        older = self._older.get(bid, set())
-        if older:
-            # Who was granted values before there was a copy may still need the owner to send them.
-            older &= self._router.groups.pins.by_grant.keys()
-        return not older
+        kept = self._router.moves.kept
+        return bid in kept and self._has_all(bid, kept[bid])
 
     # --- when a server is lost -------------------------------------------------------------------
 
@@ -132,6 +145,12 @@ class Replicas:
             return "first values were on their way to it"
         mine = [b for b in layout.blocks.values() if b.server == server.index and b.segments]
         alone = [block for block in mine if not self.stands_by(block.bid)]
+        for (bid, sender), grants in self._senders.items():
+            if sender == server.index and bid in layout.blocks:
+                owner = layout.blocks[bid].server
+                heir = router.moves.kept.get(bid, owner) if owner == sender else owner
+                if not self._has_all(bid, heir, grants):
+                    return "it had values to send that were granted before blocks moved"
         if alone:
             keys = sorted({str(layout.entries[kid].spec.key) for b in alone for kid in b.kids})
             more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
@@ -149,9 +168,9 @@ class Replicas:
         router.hub.note("warning", text)
         self.taken_over += 1
         router.moves.lost(index, out)
-        # What was granted and made ahead of the log was made by the one that is lost, too.
-        for group in router.groups.by_number.values():
-            group.ahead.drop(group, out)
+        if (model := router.groups.model) is not None and model.together.version:
+            # Sums go where their senders' contributions go, and that is not the same for all now.
+            model.ahead.drop(model, out)
         router.moves.take_over(index, out)
         router.snapshots.lost(server)
         router.members.lose(server)

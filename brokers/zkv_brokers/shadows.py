@@ -115,13 +115,17 @@ class Shadows:
             for bid in gone & kept.pinned.keys():
                 kept.pinned.pop(bid)[1].pins -= 1
 
-    def taken(self, server: int) -> Sequence[tuple[c.Grant, dict[int, Pinned]]]:
-        """Give away what a lost server was to send, in the order of grants: still pinned."""
+    def taken(self, server: int) -> Sequence[tuple[c.Grant, dict[int, Pinned], set[int]]]:
+        """Give away what a lost server was to send, in the order of grants: what is here, still
+        pinned, and the blocks that are not made yet."""
         found = []
         for _, kept in sorted(self._kept.items()):
             mine = {bid: one for bid, (of, one) in kept.pinned.items() if of == server}
+            coming = {bid for bid, of in kept.to_come.items() if of == server}
             for bid in mine:
                 del kept.pinned[bid]
-            if mine:
-                found.append((kept.entry, mine))
+            for bid in coming:
+                del kept.to_come[bid]
+            if mine or coming:
+                found.append((kept.entry, mine, coming))
         return found

@@ -123,8 +123,7 @@ class Shard:
         out += self._voids
         self._voids.clear()
         if self._held:
-            held = self.commits.held(self._held, self.index, self._mine(MODEL))
-            out.append(ToBroker(self.copies.squared(held)))
+            out.append(ToBroker(self.copies.held(self._held)))
             self._held = []
         out.extend(self.tables.outgoing(self.number))
         out.extend(self.traffic.sent(self.grants.outgoing(self.number, now)))
@@ -157,6 +156,7 @@ class Shard:
         match entry:
             case c.Mirror() | c.Copy() | c.Move() | c.Unmirror() | c.Retire():
                 out.extend(self.copies.apply(entry))
+                self._make(self._mine(MODEL))
             case c.Snapshot() | c.Restore():
                 self.keeping.apply(entry, out)
             case c.Init():

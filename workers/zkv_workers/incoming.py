@@ -124,7 +124,7 @@ class Incoming:
             here = {at.index for at in message.servers}
             self._made.uploads.here(here)
             for token in self.downloads.lost(here, self._made.index):
-                self._pulls.again(token)
+                self._pulls.again(token, self._made.cycle.version)
 
     def receipts(self, now: float) -> list[s.SendData | s.Narrate]:
         """Return what to tell servers: what has come since, and what is wanted now."""

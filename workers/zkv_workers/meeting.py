@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from zkv import control as c
@@ -49,6 +51,11 @@ class Meeting:
             return []
         greet = d.Greet(self.member.incarnation, self.member.term, self._config.near)
         return [s.SendData(at.index, greet, None) for at in self.member.servers]
+
+    @property
+    def servers(self) -> Sequence[c.ServerAt]:
+        """The servers that there are, as far as this worker was told."""
+        return () if self.member is None else self.member.servers
 
     @property
     def membership(self) -> s.Membership:

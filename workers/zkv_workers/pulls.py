@@ -67,17 +67,19 @@ class Pulls:
                 failed.append((token, error))
                 continue
             if not busy and not reading.asked:
-                reading.asked = True
-                name = token + reading.tries * AGAIN
-                reading.tries += 1
-                self._link.send(c.Pull(name, list(keys), seen, reading.pull.rows))
+                self._ask(reading, token, seen)
         return failed
 
-    def again(self, token: int) -> None:
+    def again(self, token: int, seen: int) -> None:
         """What was granted will not come: it is asked for again, under another name."""
         reading = self._open.get(base_of(token))
         if reading is not None:
-            reading.asked = False
+            reading.tries += 1
+            self._ask(reading, base_of(token) + reading.tries * AGAIN, seen)
+
+    def _ask(self, reading: _Reading, name: int, seen: int) -> None:
+        reading.asked = True
+        self._link.send(c.Pull(name, list(reading.pull.keys), seen, reading.pull.rows))
 
     def done(self, token: int) -> Pull | None:
         """The pull is answered; return it, None if nobody waits for it any more."""

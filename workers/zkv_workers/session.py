@@ -286,7 +286,6 @@ class Session:
             case c.Servers() | c.Keyring() | c.SaveState():
                 self._out += self._meeting.told(message)
                 self.incoming.servers(message)
-                self._send_pulls()
             case c.Granted():
                 self.together.granted(message)
                 self.incoming.granted(message, self.now)
@@ -374,8 +373,7 @@ class Session:
                 self.incoming.take(message, payload, self.now)
                 self._begun()
             case d.Fenced(reason=reason):
-                # Who leaves is no member any more when a frame of its is repeated: no news. Before
-                # anything was begun the broker may be a new one, which lets this worker in anew.
+                # No news for who leaves; and before anything was begun it may be let in anew.
                 if self.made.started and not self.requests.leaving:
                     self.fail(errors.Evicted(reason))
             case _:
@@ -398,6 +396,5 @@ class Session:
             return
         self._probe.tick(self.now)
         self.together.tick(self.now)
-        late = self.uploads.owing() | self.incoming.owing()
-        self.requests.owes(late, () if self.member is None else self.member.servers)
+        self.requests.owes(self.uploads.owing() | self.incoming.owing(), self._meeting.servers)
         self._out += self.requests.tick(self.now, joined=joined, heard=heard is not None)
