@@ -63,8 +63,12 @@ class Fleet:
         """
         router, members = self._router, self._router.members
         late = members.complete
-        if hello.joins and hello.started:
-            raise Refused(f"server {hello.name!r} holds blocks of an earlier run; start it anew")
+        if hello.started and (hello.joins or late):
+            # Also one that was taken for lost, and has not heard of it.
+            raise Refused(
+                f"server {hello.name!r} holds blocks of an earlier run, or of a place in this one "
+                "that it has lost; start it anew"
+            )
         if hello.started and not late:
             router.fail(
                 "BrokerLost",

@@ -243,6 +243,11 @@ class Groups:
                 waiting = group.sync.waiting(worker.number)
                 # Whoever computes will finish; one waiting member tells for all.
                 return waiting is not None and bool(waiting.on) and set(waiting.on) <= there
+        # Who has finished a batch ahead of the log waits in the barrier for an update, too.
+        stuck = {w.number for w in resting if group.unfinished(w.incarnation)}
+        for waiting in map(group.sync.waiting, stuck):
+            if waiting is not None and waiting.on and set(waiting.on) <= there - stuck:
+                return True
         # Who is out of samples waits for those that the resting ones hold.
         return bool(self.draws.idle)
 

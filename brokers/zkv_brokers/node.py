@@ -280,6 +280,10 @@ class Node:
                 return
             case c.Bye() if self.shard.copies.left:
                 self._out.append(Drained())
+            case c.Bye(reason=reason):
+                told = f"the broker at {self.config.broker} goes on without this server: {reason}"
+                self._fail(ServerLost(f"{told}; start it anew"))
+                return
             case c.Beat(at=at, echo=echo) if echo is not None:
                 self.round_trips.note(echo, at, now)
             case c.ServerWelcome(index=index, servers=servers):

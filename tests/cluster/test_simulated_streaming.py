@@ -8,6 +8,7 @@ members that die or leave.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,17 @@ def test_what_changes_from_round_to_round_is_not_streamed() -> None:
 def test_samples_are_dealt_once_each_though_grants_are_taken_back() -> None:
     for seed in range(20):
         simulate(seed, streamed(seed, samples=57, withdraw=0.1, void=0.1))
+
+
+@pytest.mark.parametrize("seed", [22, 40, 92, 126, 147])
+def test_who_has_finished_a_batch_ahead_of_the_log_does_not_keep_a_barrier_closed(
+    seed: int,
+) -> None:
+    """Where one worker has more batches than another, that one waits in the barrier, too."""
+    plain = {"codec_down": "none", "staleness": "none", "optimizer": "adam:lr=0.1", "loss": 0.0}
+    uneven = {"barrier": True, "uneven": True, "streaming": True, "prefetch": 1, "crashes": 0}
+    made = drawn(seed, policy="bsp", delay_s=0.05, **plain, **uneven)
+    simulate(seed, replace(made, workers=max(2, made.workers), withdraw=0.2))
 
 
 # --- broken variants, each without one rule ----------------------------------------------------
