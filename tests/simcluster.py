@@ -132,6 +132,10 @@ class Options:
     losses: int = 0
     """How often a server dies that the others can go on without, as they have copies of its
     blocks."""
+    losing_at: str = ""
+    """When they die: "summing", while an update waits for square sums; "sending", while values are
+    on their way that were made ahead of the log; "copied", while values are on their way that were
+    granted before there were copies; "": at any time."""
     isolates: float = 0.0
     """How often such a server only loses its way to the broker, for some seconds, while it goes on
     talking with workers."""
@@ -497,8 +501,8 @@ class Sim:
         able = [one for one in here if not hindrance(one)]
         # One at a time is what copies are for.
         down = any(self.place(number) in self.dead | self.isolated for number in members)
-        if down or len(members) < 2 or not able or self.router.groups.model is None:
-            self.later(0.05, self._lose)
+        if down or len(members) < 2 or not able or not self._is_time_to_lose():
+            self.later(0.003 if self.options.losing_at else 0.05, self._lose)
             return
         number = self.rng.choice(able).index
         at = self.place(number)
@@ -514,6 +518,21 @@ class Sim:
         self._link_broke(number)
         if self.options.returns:
             self.later(0.1 + 3 * self.rng.random(), lambda: self._add(joins=False))
+
+    def _is_time_to_lose(self) -> bool:
+        model, pins = self.router.groups.model, self.router.groups.pins.by_grant
+        if model is None:
+            return False
+        match self.options.losing_at:
+            case "summing":
+                return model.is_summing
+            case "sending":
+                return any(one == model.version > 0 for one in pins.values())
+            case "copied":
+                known = self.router.replicas._older.values()
+                return any(grants & pins.keys() for grants in known)
+            case _:
+                return True
 
     def _link_broke(self, number: int) -> None:
         if not self.broker.up:

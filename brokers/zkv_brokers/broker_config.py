@@ -29,6 +29,7 @@ class BrokerConfig:
     codec_down: str = "none"
     block_bytes: int = 0
     placement: str = "by_size"
+    replicas: int = 0
     topology: str = "servers"
     snapshot_dir: str = ""
     """Where snapshots go: a folder or an URL; "": there are none."""
@@ -78,6 +79,7 @@ class BrokerConfig:
             codec_down=self.codec_down,
             block_bytes=self.block_bytes,
             placement=self.placement,
+            replicas=self.replicas,
             topology=self.topology,
             snapshot_dir=self.snapshot_dir,
             snapshot_every=self.snapshot_every,

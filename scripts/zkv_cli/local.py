@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 DEATH_TIMEOUT_S = 10.0
 OF_BROKER = (
     *("bind", "servers", "policy", "workers", "optimizer", "staleness", "placement", "topology"),
-    *("snapshot_dir", "snapshot_every", "restore", "worker_lost_s", "server_lost_s", "loop"),
+    *(
+        "replicas",
+        "snapshot_dir",
+        "snapshot_every",
+        "restore",
+        "worker_lost_s",
+        "server_lost_s",
+        "loop",
+    ),
 )
 """What `local` takes that the broker's settings have under the same name."""
 
@@ -154,6 +162,7 @@ def local(
     codec_down: str | Chosen | None = None,
     placement: str | None = None,
     topology: str | None = None,
+    replicas: int | None = None,
     snapshot_dir: str | None = None,
     snapshot_every: str | None = None,
     restore: str | None = None,
@@ -177,6 +186,7 @@ def local(
         codec_down: how parameters are compressed on their way to workers, such as "int8".
         placement: which server a block goes to, such as "by_hash"; None: by size.
         topology: how gradients come together, such as "ring"; None: each goes to the servers.
+        replicas: live copies of each block on other servers: 1 goes on when a server dies; None: 0.
         snapshot_dir: where snapshots go, and one at the end: a folder or an URL; None: nowhere.
         snapshot_every: how often one is taken, such as "300s" or "1000updates"; None: when asked.
         restore: the snapshot to begin from, or a folder, whose newest it is then.

@@ -198,6 +198,13 @@ TRAINING = (
         "as in by_size;pin:emb.*=0;bytes=1GiB.",
     ),
     Setting(
+        "replicas",
+        int,
+        ("--replicas",),
+        "Live copies of each block on other servers: 0 (default), or 1, which goes on when a server "
+        "dies, and loses nothing.",
+    ),
+    Setting(
         "topology",
         str,
         ("--topology",),

@@ -81,6 +81,11 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         folder(section.snapshot_dir)  # What it needs is said before anybody trains.
     elif section.snapshot_every:
         raise ConfigError("--snapshot-every: snapshots go somewhere: give --snapshot-dir too")
+    if section.replicas and section.servers <= section.replicas:
+        raise ConfigError(
+            f"--replicas {section.replicas}: copies are on other servers, and there is "
+            f"{section.servers}; give --servers {section.replicas + 1} or more"
+        )
     return BrokerConfig(
         policy=policy(section.policy),
         bind=section.bind,
@@ -96,6 +101,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         codec_down=section.codec_down,
         block_bytes=section.block_bytes,
         placement=section.placement,
+        replicas=section.replicas,
         topology=section.topology,
         # Servers are told of it, and may have been started elsewhere.
         snapshot_dir=absolute(section.snapshot_dir),

@@ -180,6 +180,7 @@ class BrokerSection(Section):
     codec_down: Annotated[str, AfterValidator(_codec_down)] = "none"
     block_bytes: Annotated[int, BeforeValidator(size), AfterValidator(_blocks)] = 0
     placement: Annotated[str, AfterValidator(_placement)] = "by_size"
+    replicas: Annotated[int, Field(ge=0, le=1)] = 0
     topology: Annotated[str, AfterValidator(_topology)] = "servers"
     snapshot_dir: str = ""
     snapshot_every: Annotated[str, AfterValidator(lambda text: str(every(text)))] = ""

@@ -24,6 +24,7 @@ def as_text(status: Mapping[str, Any]) -> str:
         f"version    {status['version']}, {status['keys']} keys",
         *_placement(status),
         *_topology(status["topology"]),
+        *_replicas(status.get("replicas")),
         *map(_rows, status.get("tables", ())),
     ]
     codecs = [("up", status["codec"]), ("down", status["codec_down"])]
@@ -97,6 +98,17 @@ def _topology(topology: Mapping[str, Any]) -> list[str]:
     if topology["updates"] or topology["came_apart"]:
         told += f": {topology['updates']} updates, {topology['came_apart']} came apart"
     return [told, *([f"           to servers: {topology['why']}"] if topology["why"] else [])]
+
+
+def _replicas(replicas: Mapping[str, Any] | None) -> list[str]:
+    """Return of how many blocks there are copies that could take over, if there are to be any."""
+    if not replicas or not replicas["wanted"]:
+        return []
+    told = f"replicas   {replicas['standing_by']} of {replicas['blocks']} blocks have a copy"
+    there = sum(replicas["bytes"].values())
+    told += f" that stands by ({bytes_text(there)})"
+    lost = replicas["taken_over"]
+    return [told + (f"; copies of {lost} lost servers have taken over" if lost else "")]
 
 
 def _moves(moves: Mapping[str, Any] | None) -> list[str]:
