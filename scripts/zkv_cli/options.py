@@ -201,7 +201,7 @@ TRAINING = (
         "replicas",
         int,
         ("--replicas",),
-        "Live copies of each block on other servers: 0 (default), or 1: a run goes on when a server "
+        "Live copies of each block on other servers: 0 (default), or 1: a run goes on if a server "
         "dies, and loses nothing.",
     ),
     Setting(

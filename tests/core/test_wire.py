@@ -445,6 +445,8 @@ GOLDEN_ENTRIES: list[c.Entry] = [
     c.Mirror(3, [(0, 1)]),
     c.Copy(4, [(0, 1)], [c.ServerAt(0, "s0", "tcp://10.0.0.1:7000")], "tcp://10.0.0.9:5556"),
     c.Move(5, [(0, 1)]),
+    c.Move(5, [(0, 1)], (0,)),
+    c.Move(5, [(0, 1)], lost=0),
     c.Unmirror(5, [(0, 1)]),
     c.Retire(0),
     c.Snapshot(3, "s3://bucket/run", "zkv-0000000000000001-00000003"),
