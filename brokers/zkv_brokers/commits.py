@@ -96,7 +96,7 @@ class Commits:
     def _commit(self, entry: c.Commit, blocks: Sequence[BlockSpec]) -> None:
         for block in blocks:
             shares = self._shares(block, entry)
-            adopted = self._adopted(block, entry, shares)
+            adopted = self.adopted(block, entry, shares)
             update_block(self._store, block, shares, entry, adopted=adopted)
         if entry.group == MODEL:
             self.tables.commit(entry, self._contributions.open, scale_of(entry))
@@ -110,8 +110,8 @@ class Commits:
         if entry.group == MODEL:
             self.streaming.clear()
 
-    def _adopted(self, block: BlockSpec, entry: c.Commit, shares: Sequence[Share]) -> bool:
-        """Return whether the block was made ahead of this update, and of just that."""
+    def adopted(self, block: BlockSpec, entry: c.Commit, shares: Sequence[Share]) -> bool:
+        """Return whether a block (or the copy of one) was made ahead of this update, and of just that."""
         if entry.group != MODEL or entry.version != self.streaming.version:
             return False
         counted = zip(entry.counted, shares, strict=True)

@@ -52,6 +52,7 @@ class Copies:
         self.retiring = False
         """Whether this server stops once nobody waits for anything of it."""
         self.shadows = Shadows()
+        shard.commits.streaming.copy_of = self._store_of
         self._given: dict[int, tuple[int, int, Array]] = {}
         """States that are to be asked for: placement, bytes of the head, and the stream."""
         self._waiting_bytes = 0
@@ -105,6 +106,7 @@ class Copies:
     def _begin(self, copy: LiveCopy, entry: c.Copy) -> None:
         shard = self._shard
         copy.clear()
+        shard.commits.streaming.by_block.pop(copy.block.bid, None)
         copy.placement = entry.placement
         owner = shard.layout.blocks[copy.block.bid].server
         copy.source = next(at for at in entry.sources if at.index == owner)
@@ -147,6 +149,15 @@ class Copies:
         store.configure(known.settings)
         store.views.use(known.views.plan)
         return store
+
+    def is_made_here(self, block: BlockSpec) -> bool:
+        """Return whether a block's next version may be made here: it is here, or a live copy."""
+        copy = self.mirrored.get(block.bid)
+        return block.server == self._shard.number or (copy is not None and copy.live)
+
+    def _store_of(self, bid: int) -> Store | None:
+        copy = self.mirrored.get(bid)
+        return copy.store if copy is not None and copy.live else None
 
     def _send_for(self, server: int) -> None:
         """Send what a lost server was granted to send and has not, of blocks that had copies
@@ -226,7 +237,8 @@ class Copies:
 
         def commit() -> None:
             shares = shares_in(block.bid, entry, counted, bases)
-            update_block(store, block, shares, entry)
+            adopted = self._shard.commits.adopted(block, entry, shares)
+            update_block(store, block, shares, entry, adopted=adopted)
             for one, held in zip(entry.counted, counted, strict=True):
                 bases.release(one.contribution.incarnation, held.grant)
             if entry.group == MODEL and self.shadows.awaits(block.bid, entry.version):

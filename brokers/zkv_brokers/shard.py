@@ -156,7 +156,7 @@ class Shard:
         match entry:
             case c.Mirror() | c.Copy() | c.Move() | c.Unmirror() | c.Retire():
                 out.extend(self.copies.apply(entry))
-                self._make(self._mine(MODEL))
+                self._make()
             case c.Snapshot() | c.Restore():
                 self.keeping.apply(entry, out)
             case c.Init():
@@ -176,9 +176,9 @@ class Shard:
             case c.Grant():
                 self.started = True
                 self._grant(entry)
-            case c.Expect(group=group):
+            case c.Expect():
                 self.commits.streaming.expect(entry)
-                self._make(self._mine(group))
+                self._make()
             case c.Sum(group=group, version=version):
                 sums = self.commits.square_sums(entry, self._mine(group))
                 out.append(ToBroker(c.SquareSums(group, version, sums)))
@@ -219,10 +219,12 @@ class Shard:
             if made is not None:
                 self.grants.fill(block, entry.version, made[1].current)
 
-    def _make(self, blocks: Sequence[BlockSpec]) -> None:
-        """Make the next version of blocks, where all for it is here, and send it as granted."""
+    def _make(self, blocks: Sequence[BlockSpec] | None = None) -> None:
+        """Make the next version of blocks (None: of all), where all for it is here, and send it as
+        granted."""
         streaming, began = self.commits.streaming, self.store.clock()
-        for block in (one for one in blocks if one.server == self.number):
+        blocks = self.layout.blocks_in(MODEL) if blocks is None else blocks
+        for block in filter(self.copies.is_made_here, blocks if streaming.version else ()):
             if (state := streaming.make(block, self._is_sound)) is not None:
                 self.grants.fill(block, streaming.version, state.current)
         self.commits.update_s += self.store.clock() - began
@@ -291,7 +293,8 @@ class Shard:
                 self._void(name, held, no_block(self.number, name, message.bid))
             else:
                 rows = self.tables.admit(message, payload)
-                streams = self.commits.streaming.begun(name, held) and block.server == self.number
+                begun = self.commits.streaming.begun(name, held)
+                streams = begun and self.copies.is_made_here(block)
                 waits = rows is None and streams and may_wait(self.store, block, message)
                 kept = rows or admit(self.store, block, message, payload, looks=not waits)
                 if isinstance(kept, tuple):
@@ -323,7 +326,7 @@ class Shard:
                 held.bids = self._seed_bids[name.batch] if seeds else frozenset(here)
                 held.skipped = frozenset(message.skipped)
                 if self.commits.streaming.begun(name, held):
-                    self._make(self._mine(MODEL))
+                    self._make()
             self._report_if_held(name, held)
         self.grants.done(name.incarnation, name.group, message.grant)
         self.copies.done(name, message.grant)

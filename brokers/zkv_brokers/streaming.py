@@ -36,6 +36,8 @@ class Streaming:
     """How many blocks were made ahead of their update."""
     adopted: int = 0
     """How many of them were what the update was."""
+    copy_of: Callable[[int], Store | None] = lambda bid: None
+    """Returns what a live copy of a block is in; None: there is none, the block is in `store`."""
     _names: dict[c.Expected, ContributionId] = field(default_factory=dict)
     """The contributions that are expected, as far as they have begun to come."""
 
@@ -86,7 +88,7 @@ class Streaming:
         if found is None:
             return None
         shares, made = found
-        state, finite = self.store.ahead(block, shares, self.version - 1)
+        state, finite = self._store(block.bid).ahead(block, shares, self.version - 1)
         # A sum of something that is not finite is not, either.
         for name, *_ in made:
             unseen = self.contributions.open[name].unseen
@@ -96,6 +98,9 @@ class Streaming:
         self.by_block[block.bid] = (made, state)
         self.made += 1
         return state
+
+    def _store(self, bid: int) -> Store:
+        return self.copy_of(bid) or self.store
 
     def _shares(self, block: BlockSpec) -> tuple[list[Share], Made] | None:
         """Return what a block is made of; None: not all of it is here."""
@@ -119,7 +124,7 @@ class Streaming:
         known = self.by_block.pop(block.bid, None)
         if known is None or known[0] != made:
             return False
-        self.store.blocks[block.bid] = known[1]
+        self._store(block.bid).blocks[block.bid] = known[1]
         self.adopted += 1
         return True
 
