@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zkv.errors import JournalError
+from zkv.errors import BadSnapshot, JournalError
 from zkv_brokers import recovery
 from zkv_brokers import router as r
 from zkv_brokers.config import RouterConfig
@@ -79,7 +79,15 @@ class Lasting:
     def _new(self) -> r.Router:
         url, manifest = self._restored()
         config = replace(self._config, restored=manifest, restored_from=url)
-        return r.Router(config, term=net.term_number(), instance=net.broker_instance())
+        try:
+            return r.Router(config, term=net.term_number(), instance=net.broker_instance())
+        except ValueError as error:
+            if not manifest or isinstance(error, BadSnapshot):
+                raise
+            # It is whole, but some other program, or another zkv, has written it.
+            raise BadSnapshot(
+                f"{url} holds a snapshot that no run can begin from: {error}"
+            ) from error
 
     def _recovered(self) -> r.Router | None:
         began = time.monotonic()
