@@ -397,4 +397,4 @@ class Session:
         self.together.tick(self.now)
         late = self.uploads.owing() | self.incoming.owing()
         self.requests.owes(late, () if self.member is None else self.member.servers)
-        self._out += self.requests.tick(self.now, joined=joined, heard=heard is not None)
+        self._out += self.requests.tick(self.now, joined=joined, heard=heard)
