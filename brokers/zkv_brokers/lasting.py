@@ -114,6 +114,17 @@ class Lasting:
             self._file.begin(recovery.state_record(self.router, self.now()))
             self._turns.begun(time.monotonic() - began)
 
+    def _begin_again(self, file: JournalFile) -> None:
+        """Write the journal anew, as it has become long. What is appended to it is as safe: without
+        room for another file, or a descriptor, it only grows longer."""
+        try:
+            self._begin()
+        except JournalError as error:
+            if not file.sound:
+                raise
+            log.warning("the journal is not made shorter, and goes on: %s", error.__cause__)
+            self._turns.later()
+
     def turn(self, events: Sequence[r.Event], now: float) -> list[r.Action]:
         """Have the router take a turn; return what to do, which may be done by now.
 
@@ -134,7 +145,7 @@ class Lasting:
             if self._turns.must_be_kept(actions):
                 self._file.append(self._turns.record())
         if self._turns.is_long:
-            self._begin()
+            self._begin_again(self._file)
         self._check(self._file)
         return actions
 

@@ -146,10 +146,10 @@ def _server(server: Server, silent_s: Silence) -> Who:
     return Who(server.index, hello.name, hello.host, 0, silent, "server", hello.address)
 
 
-def out_of_touch(members: Members, silent_s: Silence) -> Reason | None:
-    """Return of whom nothing is heard: updates that are under way wait for them, too."""
-    everybody = (*members.servers.values(), *members.training())
-    silent = [one for one in everybody if silent_s(one) >= OUT_OF_TOUCH_S]
+def out_of_touch(worker: Worker, members: Members, silent_s: Silence) -> Reason | None:
+    """Return of whom else nothing is heard: updates that are under way wait for them, too."""
+    everybody: list[Worker | Server] = [*members.servers.values(), *members.training()]
+    silent = [one for one in everybody if one is not worker and silent_s(one) >= OUT_OF_TOUCH_S]
     if not silent:
         return None
     named = ", ".join(f"{one} for {silent_s(one):.1f} s" for one in silent[:NAMES_MAX])

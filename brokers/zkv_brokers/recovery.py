@@ -89,6 +89,10 @@ class Turns:
             self._spent_s > max(REPLAY_S, STATE_SHARE * self._state_s) or self._bytes > REPLAY_BYTES
         )
 
+    def later(self) -> None:
+        """The journal could not be written anew: it is tried again when it has grown as much."""
+        self._spent_s, self._bytes = 0.0, 0
+
     def begun(self, took_s: float) -> None:
         """The journal was written anew, which took so many seconds; nothing waits."""
         self._waiting = []

@@ -285,7 +285,7 @@ def why_waiting(router: Router, worker: Worker) -> Reason | None:
         reason = reasons.blocked(one, worker, router.members, silent_s, what)
         if reason is not None:
             return reason
-    return reasons.out_of_touch(router.members, silent_s)
+    return reasons.out_of_touch(worker, router.members, silent_s)
 
 
 def text_of(reason: Reason | None) -> str:

@@ -40,7 +40,7 @@ from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
 from zkv_brokers.shard_keys import discard, drop, keep_only, no_block, regroup, status_of
-from zkv_brokers.shortage import spared
+from zkv_brokers.shortage import check_room, spared
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
 
@@ -337,6 +337,8 @@ class Shard:
                     f"incarnation {name.incarnation} sent values of initialisation {name.batch}, "
                     "which it was not asked for"
                 )
+            if name not in self.contributions.open:
+                check_room(self.store, self._seed_bids[name.batch])
         elif name.group not in self._groups:
             raise ProtocolError(
                 f"incarnation {name.incarnation} pushed to group {name.group}, "
