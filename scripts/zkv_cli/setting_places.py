@@ -29,7 +29,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{str(path)!r}: cannot be read: {why}") from error
+        raise ConfigError(f"{path}: cannot be read: {why}") from error
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
