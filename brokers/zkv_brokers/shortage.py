@@ -29,10 +29,8 @@ def check_room(store: Store, bids: Iterable[int]) -> None:
     Raises:
         MemoryError: there is none.
     """
-    total = sum(
-        store.layout.dtype(block).stored.itemsize * block.size
-        for block in map(store.layout.blocks.__getitem__, bids)
-    )
+    blocks = [store.layout.blocks[bid] for bid in bids if bid in store.layout.blocks]
+    total = sum(store.layout.dtype(block).stored.itemsize * block.size for block in blocks)
     # It is let go at once, and never written to: that costs nothing.
     store.memory.empty(total + total // SLACK_PART, np.dtype(np.uint8))
 

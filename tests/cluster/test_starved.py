@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from zkv_net import snapshot_folder as sf
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's limits"),
+    pytest.mark.skipif(not shutil.which("nsenter"), reason="disks in a namespace (util-linux)"),
 ]
 ZKV = [sys.executable, "-m", "zkv_cli"]
 MIB = 1 << 20
