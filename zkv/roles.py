@@ -56,15 +56,17 @@ def check_roles(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def check_name(text: str) -> str:
+def check_name(text: object) -> str:
     """Return the name of a key.
 
     Raises:
         ValueError: it is empty, too long, or has other signs than letters, digits, `_`, `.`, `-`.
     """
-    if not 0 < len(text) <= NAME_MAX or set(text) - _SAFE:
+    # A file may have anything in a name's place.
+    if not isinstance(text, str) or not 0 < len(text) <= NAME_MAX or set(text) - _SAFE:
+        given = str(text)[:80]
         raise ValueError(
-            f"{text[:80]!r} cannot be the name of a key: 1 to {NAME_MAX} letters, digits, _ . -"
+            f"{given!r} cannot be the name of a key: 1 to {NAME_MAX} letters, digits, _ . -"
         )
     return text
 

@@ -188,7 +188,7 @@ def decode(data: bytes, where: str) -> Manifest:
     """
     try:
         found = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         _compare_formats(data, where)
         raise BadSnapshot(f"{where} is no manifest of a snapshot: {error}; {_TRY}") from error
     _compare_formats(data, where)
@@ -218,7 +218,7 @@ class _Format(Struct):
 def _compare_formats(data: bytes, where: str) -> None:
     try:
         found = msgspec.json.decode(data, type=_Format)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return
     if found.format != FORMAT:
         raise BadSnapshot(

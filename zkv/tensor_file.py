@@ -98,7 +98,7 @@ def opened(data: Any, file: str) -> tuple[dict[str, Array], dict[str, str]]:
         raw = _header.decode(whole[LENGTH_BYTES:begins].tobytes())
         metadata = _metadata.decode(raw.pop(METADATA, msgspec.Raw(b"{}")))
         found = {name: _tensor.decode(one) for name, one in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadSnapshot(f"{file} has no header of a safetensors file: {error}") from error
     return _arrays(found, whole[begins:], file), metadata
 
@@ -114,7 +114,10 @@ def _arrays(found: Mapping[str, _Tensor], body: Array, file: str) -> dict[str, A
                 f"{file}: array {name!r} needs {one.nbytes} bytes from {at} on, and has bytes "
                 f"{start} to {stop} of {body.size}"
             )
-        arrays[name] = body[start:stop].view(_DTYPES[one.dtype]).reshape(one.shape)
+        try:
+            arrays[name] = body[start:stop].view(_DTYPES[one.dtype]).reshape(one.shape)
+        except ValueError as error:
+            raise BadSnapshot(f"{file}: array {name!r} has shape {one.shape}: {error}") from error
         at = stop
     if at != body.size:
         raise BadSnapshot(f"{file} has {body.size} bytes of arrays, and describes {at}")

@@ -11,6 +11,7 @@ and before it says anything; and what it had written by then, the other one has 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -34,6 +35,8 @@ class JournalFile:
         self.path = folder / FILE
         self.bytes = 0
         """What the file has."""
+        self.sound = False
+        """Whether it is this broker's, and records may be appended to it."""
         self._folder = folder
         self._file = -1
         self._number = 0
@@ -80,20 +83,30 @@ class JournalFile:
         """Write the journal anew: this first record alone.
 
         Raises:
-            JournalError: it could not be made safe; the old one is as it was.
+            JournalError: it could not be made safe. The old one is as it was, and goes on if this
+                is `sound`.
         """
         if self._file >= 0:
+            sound, self.sound = self.sound, False
             self._check_owned()
+            self.sound = sound
         fresh = self._folder / FRESH
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             file = os.open(fresh, flags, 0o600)
         except OSError as error:
             raise _unwritten(fresh, error) from error
+        whole = MAGIC + written(0, content)
         try:
-            whole = MAGIC + written(0, content)
             _write_all(file, whole)
             os.fsync(file)
+        except OSError as error:
+            os.close(file)
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise _unwritten(fresh, error) from error
+        self.sound = False
+        try:
             fresh.replace(self.path)
             (self._folder / TAKEN).unlink(missing_ok=True)
             self._sync_folder()
@@ -103,6 +116,7 @@ class JournalFile:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._number, self.bytes = file, 1, len(whole)
+        self.sound = True
 
     def append(self, content: bytes) -> None:
         """Write one more record; it is on the disk when this returns.
@@ -111,6 +125,7 @@ class JournalFile:
             JournalError: it is not, or nobody knows. Nothing may be appended any more.
         """
         record = written(self._number, content)
+        self.sound = False
         try:
             _write_all(self._file, record)
             os.fdatasync(self._file)
@@ -120,6 +135,7 @@ class JournalFile:
         self._check_owned()
         self._number += 1
         self.bytes += len(record)
+        self.sound = True
 
     def _check_owned(self) -> None:
         """See whether this file is still the journal."""

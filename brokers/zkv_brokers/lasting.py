@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zkv.errors import JournalError
+from zkv.errors import BadSnapshot, JournalError
 from zkv_brokers import recovery
 from zkv_brokers import router as r
 from zkv_brokers.config import RouterConfig
@@ -79,7 +79,15 @@ class Lasting:
     def _new(self) -> r.Router:
         url, manifest = self._restored()
         config = replace(self._config, restored=manifest, restored_from=url)
-        return r.Router(config, term=net.term_number(), instance=net.broker_instance())
+        try:
+            return r.Router(config, term=net.term_number(), instance=net.broker_instance())
+        except ValueError as error:
+            if not manifest or isinstance(error, BadSnapshot):
+                raise
+            # It is whole, but some other program, or another zkv, has written it.
+            raise BadSnapshot(
+                f"{url} holds a snapshot that no run can begin from: {error}"
+            ) from error
 
     def _recovered(self) -> r.Router | None:
         began = time.monotonic()
@@ -106,6 +114,17 @@ class Lasting:
             self._file.begin(recovery.state_record(self.router, self.now()))
             self._turns.begun(time.monotonic() - began)
 
+    def _begin_again(self, file: JournalFile) -> None:
+        """Write the journal anew, as it has become long. What is appended to it is as safe: without
+        room for another file, or a descriptor, it only grows longer."""
+        try:
+            self._begin()
+        except JournalError as error:
+            if not file.sound:
+                raise
+            log.warning("the journal is not made shorter, and goes on: %s", error.__cause__)
+            self._turns.later()
+
     def turn(self, events: Sequence[r.Event], now: float) -> list[r.Action]:
         """Have the router take a turn; return what to do, which may be done by now.
 
@@ -126,7 +145,7 @@ class Lasting:
             if self._turns.must_be_kept(actions):
                 self._file.append(self._turns.record())
         if self._turns.is_long:
-            self._begin()
+            self._begin_again(self._file)
         self._check(self._file)
         return actions
 

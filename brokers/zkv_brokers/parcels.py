@@ -121,7 +121,7 @@ def unpack(head_bytes: int, stream: Array, size: int) -> Unpacked:
         if at != stream.size:
             raise ValueError(f"{stream.size} bytes where {at} are described")
         return assembled(head, arrays)
-    except (ValueError, TypeError, StopIteration, IndexError, msgspec.DecodeError) as error:
+    except (ValueError, TypeError, StopIteration, IndexError, RecursionError) as error:
         raise ProtocolError(f"no state of a block of {size} elements: {error}") from error
 
 

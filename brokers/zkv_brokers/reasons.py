@@ -12,6 +12,8 @@ from zkv_brokers.draws import Draws
 from zkv_brokers.group import Group
 from zkv_brokers.members import Members, Server, Worker
 
+OUT_OF_TOUCH_S = 1.5
+"""After so much silence, three beats, somebody is named in answers to why others wait."""
 Silence = Callable[[Worker | Server], float]
 """For how long nothing was heard of a member, in seconds."""
 
@@ -135,18 +137,33 @@ def _unheld(group: Group, members: Members, silent_s: Silence) -> tuple[Who, ...
         if arrival.finished and not arrival.arrived:
             late |= group.homes.at(arrival.placement) - arrival.held
     found: Iterable[Server] = (members.servers[i] for i in sorted(late) if i in members.servers)
-    return tuple(
-        Who(
-            server.index,
-            server.hello.name,
-            server.hello.host,
-            0,
-            silent_s(server),
-            "server",
-            server.hello.address,
-        )
-        for server in list(found)[:NAMES_MAX]
+    return tuple(_server(server, silent_s) for server in list(found)[:NAMES_MAX])
+
+
+def _server(server: Server, silent_s: Silence) -> Who:
+    hello = server.hello
+    silent = silent_s(server)
+    return Who(server.index, hello.name, hello.host, 0, silent, "server", hello.address)
+
+
+def out_of_touch(worker: Worker, members: Members, silent_s: Silence) -> Reason | None:
+    """Return of whom else nothing is heard: updates that are under way wait for them, too."""
+    everybody: list[Worker | Server] = [*members.servers.values(), *members.training()]
+    silent = [one for one in everybody if one is not worker and silent_s(one) >= OUT_OF_TOUCH_S]
+    if not silent:
+        return None
+    named = ", ".join(f"{one} for {silent_s(one):.1f} s" for one in silent[:NAMES_MAX])
+    more = max(0, len(silent) - NAMES_MAX)
+    return Reason(
+        "an update needs every server, and those who take part in it",
+        tuple(_any(one, silent_s) for one in silent[:NAMES_MAX]),
+        words=f"nothing is heard of {named}" + (f" and {more} more" if more else ""),
+        more=more,
     )
+
+
+def _any(one: Worker | Server, silent_s: Silence) -> Who:
+    return _who(one, 0, silent_s) if isinstance(one, Worker) else _server(one, silent_s)
 
 
 def _who(worker: Worker, clock: int, silent_s: Silence) -> Who:

@@ -102,7 +102,7 @@ def records(path: Path) -> Iterator[tuple[int, list[Any]]]:
             return
         try:
             record = _decoder.decode(content[at + LENGTH_BYTES : at + LENGTH_BYTES + size])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ProtocolError(f"{path}: no record at byte {at}: {error}") from error
         if not isinstance(record, list) or not record:
             raise ProtocolError(f"{path}: no record at byte {at}")

@@ -89,6 +89,10 @@ class Turns:
             self._spent_s > max(REPLAY_S, STATE_SHARE * self._state_s) or self._bytes > REPLAY_BYTES
         )
 
+    def later(self) -> None:
+        """The journal could not be written anew: it is tried again when it has grown as much."""
+        self._spent_s, self._bytes = 0.0, 0
+
     def begun(self, took_s: float) -> None:
         """The journal was written anew, which took so many seconds; nothing waits."""
         self._waiting = []
@@ -117,11 +121,16 @@ def recovered(
                 raise ProtocolError(f"no record of turns: {kind!r}")
             for now, events in turns:
                 live(router, [event_of(event) for event in events], now)
-    except (ProtocolError, msgspec.MsgspecError, TypeError, ValueError, LookupError) as error:
+        if not isinstance(router, Router):
+            raise ProtocolError(f"its state is a {type(router).__name__}")
+        if router.config != config:
+            router.config = config
+            router.hub.allow(config.max_members)
+    except (JournalError, MemoryError):
+        raise
+    except Exception as error:
+        # A state may be any objects of ours, so nobody can say what they do.
         raise JournalError(f"{name} is no journal of a broker: {error}; {_anew(name)}") from error
-    if router.config != config:
-        router.config = config
-        router.hub.allow(config.max_members)
     return router, now
 
 

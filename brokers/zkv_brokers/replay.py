@@ -59,7 +59,7 @@ def replay(path: Path) -> Replayed:
         if first[1] == "broker":
             return _broker(first, [record for _, record in found])
         return _server(first, [record for _, record in found])
-    except (TypeError, ValueError, KeyError, IndexError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"{path} is damaged: {error}") from error
 
 

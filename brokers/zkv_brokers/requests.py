@@ -261,7 +261,8 @@ def budget_text(router: Router, group: Group, chosen: SyncPolicy) -> str:
 
 
 def why_waiting(router: Router, worker: Worker) -> Reason | None:
-    """Return why a worker has no grant, or why its barrier is closed; None if it does not wait."""
+    """Return why a worker has no grant, or why its barrier is closed, or who cannot be reached, for
+    whose part in an update it may wait; None if nothing is known to be in the way."""
     group = router.groups.model
     if worker.incarnation in router.groups.begun:
         pending = bool(router.catalog.pending)
@@ -285,7 +286,7 @@ def why_waiting(router: Router, worker: Worker) -> Reason | None:
         reason = reasons.blocked(one, worker, router.members, silent_s, what)
         if reason is not None:
             return reason
-    return None
+    return reasons.out_of_touch(worker, router.members, silent_s)
 
 
 def text_of(reason: Reason | None) -> str:

@@ -115,7 +115,7 @@ def read(arrays: dict[str, Array], metadata: Mapping[str, str], file: str) -> Sa
     """
     try:
         heads = _decoder.decode(metadata[HEADS])
-    except (KeyError, msgspec.DecodeError) as error:
+    except (KeyError, msgspec.DecodeError, RecursionError) as error:
         raise BadSnapshot(f"{file} does not say what its arrays are: {error!r}") from error
     wanted = {bid: len(head.dtypes) for bid, head in heads.blocks.items()}
     wanted |= {bid: len(ROWS) + one.slots for bid, one in heads.rows.items()}

@@ -39,8 +39,16 @@ from zkv_brokers.shard_events import Prepare as Prepare
 from zkv_brokers.shard_events import Reset as Reset
 from zkv_brokers.shard_events import ToBroker as ToBroker
 from zkv_brokers.shard_events import ToServer as ToServer
-from zkv_brokers.shard_keys import discard, drop, keep_only, no_block, regroup, status_of
-from zkv_brokers.shortage import spared
+from zkv_brokers.shard_keys import (
+    discard,
+    drop,
+    keep_only,
+    no_block,
+    opened,
+    regroup,
+    status_of,
+)
+from zkv_brokers.shortage import check_room, spared
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
 
@@ -76,9 +84,9 @@ class Shard:
         self.traffic = Traffic()
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
-        self._inits: dict[int, c.Init] = {}
+        self.inits: dict[int, c.Init] = {}
         self._seed_bids: dict[int, frozenset[int]] = {}
-        self._groups: set[int] = set()
+        self.groups: set[int] = set()
         self._acks: dict[int, list[tuple[ContributionId, int]]] = {}
         self._held: list[tuple[ContributionId, int]] = []
         self._voids: list[Action] = []
@@ -160,18 +168,18 @@ class Shard:
             case c.Snapshot() | c.Restore():
                 self.keeping.apply(entry, out)
             case c.Init():
-                self._inits[entry.init] = entry
+                self.inits[entry.init] = entry
                 mine = (b.bid for b in entry.blocks if b.server == self.number and b.segments)
                 self._seed_bids[entry.init] = frozenset(mine)
-                self._groups.add(MODEL)
+                self.groups.add(MODEL)
                 group = SEEDS if entry.plain else MODEL
                 self.layout.add(entry.keys, entry.blocks, group, entry.tables)
                 self.tables.add(entry.tables, self.number)
             case c.Drop(init=init):
                 del self._seed_bids[init]
-                drop(self, self._inits.pop(init))
+                drop(self, self.inits.pop(init))
             case c.Regroup(kid=kid, group=group, bid=bid):
-                self._groups.add(group)
+                self.groups.add(group)
                 regroup(self, kid, group, bid)
             case c.Grant():
                 self.started = True
@@ -285,7 +293,7 @@ class Shard:
         if elsewhere or self.contributions.is_settled(name, message.grant):
             self._ack(name, message.bid)
             return
-        held = self._open(name, message.grant)
+        held = opened(self, name, message.grant)
         done = held.bids is not None and message.bid not in held.bids
         if message.bid not in held.payloads and not held.void and not done:
             block = self.layout.blocks.get(bid_of(message.bid))
@@ -314,7 +322,7 @@ class Shard:
     def _done(self, message: d.Done) -> None:
         name = message.contribution
         if not self.contributions.is_settled(name, message.grant):
-            held = self._open(name, message.grant)
+            held = opened(self, name, message.grant)
             seeds, at = name.group == SEEDS, message.placement
             here = [bid for bid in message.bids if seeds or not self.copies.elsewhere(bid, at)]
             strange = [bid for bid in here if not self._is_part(name, bid)]
@@ -332,23 +340,6 @@ class Shard:
         self.copies.done(name, message.grant)
         self.tables.done(message)
         self._ack(name, -1)
-
-    def _open(self, name: ContributionId, grant: int) -> Open:
-        """Return the open contribution, if it is to something that is here to contribute to."""
-        if name.group == SEEDS:
-            entry = self._inits.get(name.batch)
-            mine = entry is not None and entry.incarnation == name.incarnation
-            if not mine or grant != name.batch:
-                raise ProtocolError(
-                    f"incarnation {name.incarnation} sent values of initialisation {name.batch}, "
-                    "which it was not asked for"
-                )
-        elif name.group not in self._groups:
-            raise ProtocolError(
-                f"incarnation {name.incarnation} pushed to group {name.group}, "
-                f"which server {self.number} does not know"
-            )
-        return self.contributions.at(name, grant)
 
     def _is_part(self, name: ContributionId, bid: int) -> bool:
         """Return whether this block is here and belongs to what is contributed to."""

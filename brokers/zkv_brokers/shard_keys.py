@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zkv import control as c
+from zkv.errors import ProtocolError
 from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, ContributionId
+from zkv_brokers.contributions import Open
 from zkv_brokers.guards import Problem
 
 if TYPE_CHECKING:
@@ -74,6 +76,28 @@ def status_of(shard: Shard) -> dict[str, object]:
         "contribution_bytes": shard.contributions.bytes_held,
         "model_version": shard.versions.get(MODEL, 0),
     }
+
+
+def opened(shard: Shard, name: ContributionId, grant: int) -> Open:
+    """Return the open contribution, if it is to something that is here to contribute to.
+
+    Raises:
+        ProtocolError: it is not; or its worker has more open than an honest one comes to.
+    """
+    if name.group == SEEDS:
+        entry = shard.inits.get(name.batch)
+        mine = entry is not None and entry.incarnation == name.incarnation
+        if not mine or grant != name.batch:
+            raise ProtocolError(
+                f"incarnation {name.incarnation} sent values of initialisation {name.batch}, "
+                "which it was not asked for"
+            )
+    elif name.group not in shard.groups:
+        raise ProtocolError(
+            f"incarnation {name.incarnation} pushed to group {name.group}, "
+            f"which server {shard.number} does not know"
+        )
+    return shard.contributions.at(name, grant)
 
 
 def no_block(server: int, name: ContributionId, bid: int) -> Problem:

@@ -28,6 +28,8 @@ VARIABLE = "ZKV_KEYS"
 INSECURE = "ZKV_INSECURE"
 SECRET, BROKER, AUTHORIZED = "secret.key", "broker.key", "authorized"
 FILE_BYTES_MAX = 4096
+_SENSELESS = (KeyError, TypeError, ValueError, RecursionError)
+"""What a text leads to that is no file of ours."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -111,7 +113,7 @@ class KeyFolder:
             roles = tuple(str(role) for role in plain["roles"])
             made = Own(check_key(plain["public"]), check_key(plain["secret"]), plain["name"], roles)
             check_name(made.name)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (*_SENSELESS, AttributeError) as error:
             raise ConfigError(f"{path}: no key file ({error}); make it anew: {_MAKE}") from error
         derived = z85.decode(zmq.curve_public(printable(made.secret))).hex()
         if derived != made.public:
@@ -244,7 +246,7 @@ class KeyFolder:
                 found.append(Holder(check_key(name), check_name(plain["name"]), roles))
             except FileNotFoundError:
                 continue
-            except (ConfigError, KeyError, TypeError, ValueError) as error:
+            except (ConfigError, *_SENSELESS) as error:
                 wrong.append(f"{folder / name[:80]}: not a key that is let in: {error}")
         if len(found) > KEYS_MAX:
             wrong.append(f"{folder}: {len(found)} keys; only the first {KEYS_MAX} are let in")

@@ -63,7 +63,14 @@ class FdSocket:
         self._fd = int(socket.getsockopt(zmq.FD))
         self._looking = False
         self._closed = False
-        self._loop.add_reader(self._fd, self._drain)
+        try:
+            self._loop.add_reader(self._fd, self._drain)
+        except RuntimeError as error:
+            # That of Windows' default loop says that it has no such method, and nothing else.
+            raise ConfigError(
+                f"the event loop {type(self._loop).__name__} cannot watch sockets of ZeroMQ: run "
+                "on another one, as with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)"
+            ) from error
         self.look()
 
     def look(self) -> None:

@@ -119,7 +119,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
         found = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--status {path}: {error}") from error
     if not isinstance(found, dict) or not {"workers", "servers"} <= found.keys():
         raise ConfigError(f"--status {path}: this is not what zkv status --json says")

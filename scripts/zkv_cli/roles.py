@@ -24,6 +24,7 @@ from zkv_net import loop as net
 from zkv_net.safety import warn_open
 from zkv_net.sockets import is_loopback, split_address
 from zkv_net.storage import absolute, folder
+from zkv_net.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from zkv_brokers.broker import BrokerConfig
@@ -223,7 +224,8 @@ async def _served(role: Any, ending: _Ending) -> int:
     one, told so too, is gone.
     """
     try:
-        await role.serve()
+        with Watchdog(log):
+            await role.serve()
     except ZkvError:
         # The signal's callback may be due in the loop's next turn.
         await asyncio.sleep(0)

@@ -37,6 +37,8 @@ COLUMNS = (
     "down",
     "loss",
 )
+_SENSELESS = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What a file leads to that is no report."""
 COUNTS = ("applied", "late", "cancelled", "discarded")
 Update = tuple[int, int, float]
 """(version, staleness, when it was heard of)."""
@@ -111,7 +113,7 @@ def read(
         for path in sorted(folder.glob(f"figures-{rank}-*.json")):
             try:
                 life, found = _lived(life, json.loads(path.read_text("utf-8"))), True
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            except _SENSELESS as error:
                 warnings.append(f"{path.name} cannot be read: {type(error).__name__}: {error}")
         if not found:
             warnings.append(
@@ -121,7 +123,7 @@ def read(
         if own.is_file() and own.stat().st_mtime_ns != ages.get(rank):
             try:
                 life = _told(life, json.loads(own.read_text("utf-8")))
-            except (OSError, ValueError, TypeError, AttributeError) as error:
+            except _SENSELESS as error:
                 warnings.append(f"{own.name} cannot be read: {type(error).__name__}: {error}")
         lives.append(life)
     return lives, warnings

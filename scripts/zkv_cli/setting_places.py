@@ -1,17 +1,40 @@
-"""Where a setting was given, for messages about mistakes: a flag, a variable, a line of a file."""
+"""The file of settings, and where a setting was given: a flag, a variable, a line of that file."""
 
 from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from zkv.errors import ConfigError
 
 PREFIX = "ZKV_"
 
 Flags = Mapping[tuple[str, str], Any]
 """Values by (section, key); None: not given."""
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return what a file of settings says.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML file.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: cannot be read: {why}") from error
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # Also a number of thousands of digits, or brackets in brackets without end.
+        raise ConfigError(f"{path}: not a TOML file: {error}") from None
 
 
 class Places:

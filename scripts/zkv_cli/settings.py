@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +20,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    field_validator,
 )
 from pydantic_settings import (
     BaseSettings,
@@ -41,7 +41,7 @@ from zkv.snapshot import every
 from zkv.staleness import staleness
 from zkv.topology import topology
 from zkv.wire import IO_THREADS_MAX, PAYLOAD_BYTES_MAX, SHARED_BYTES, SOCKET_BYTES_MAX
-from zkv_cli.setting_places import PREFIX, Flags, Places
+from zkv_cli.setting_places import PREFIX, Flags, Places, read_file
 from zkv_codecs.deltas import down_plan
 from zkv_codecs.plan import plan
 from zkv_net.sockets import split_address
@@ -161,6 +161,16 @@ class Section(BaseModel):
     """One table of the file. Keys that it does not have are mistakes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_text(cls, value: object) -> object:
+        # Else it is found where it is used: no path has a NUL, and nothing else travels as text.
+        if isinstance(value, str):
+            value.encode()
+            if "\0" in value:
+                raise ValueError("a text has no NUL in it")
+        return value
 
 
 class BrokerSection(Section):
@@ -285,7 +295,7 @@ def load(flags: Flags | None = None, file: Path | None = None) -> Settings:
     given = {place: value for place, value in (flags or {}).items() if value is not None}
     if ("join", "broker") not in given and os.environ.get("ZKV_BROKER"):
         given["join", "broker"] = os.environ["ZKV_BROKER"]
-    in_file = _read(path) if path is not None else {}
+    in_file = read_file(path) if path is not None else {}
 
     class Layered(Settings):
         @classmethod
@@ -337,15 +347,6 @@ def live_changes(texts: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from error
-
-
 def _strangers() -> list[str]:
     """The variables that look like settings of a section that does not exist."""
     sections = tuple(f"{PREFIX}{name.upper()}__" for name in Settings.model_fields)
@@ -357,6 +358,13 @@ def _strangers() -> list[str]:
         and "__" in name
         and not name.upper().startswith(sections)
     ]
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def _listed(found: list[str]) -> str:
@@ -374,5 +382,5 @@ def _words(error: Any) -> str:
         what = "setting" if sections else "section"
         return f"there is no such {what}; there are: {', '.join(model.model_fields)}"
     text = str(error["msg"]).removeprefix("Value error, ")
-    shown = repr(error["input"])
+    shown = _shown(error["input"])
     return text if shown in text or len(shown) > 60 else f"{text} (given: {shown})"

@@ -95,7 +95,7 @@ def read(folder: Path) -> tuple[list[Process], list[str]]:
             if head.format != FORMAT:
                 raise ValueError(f"its format is {head.format!r}, not {FORMAT!r}")
             spans = [_span.decode(line) for line in lines]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             troubles.append(f"{path.name} cannot be read: {error}")
             continue
         about = msgspec.structs.asdict(head)

@@ -58,6 +58,29 @@ def test_a_soft_limit_is_raised_as_far_as_it_goes():
         assert broker.end() == 143
 
 
+@linux
+@pytest.mark.cluster
+def test_row_19_under_256_a_broker_has_room_for_96():
+    """`ulimit -n 256`: as many members as there are descriptors for, and who asks for more is
+    refused at the start."""
+    address = free_address()
+    broker = Launched(*limited("ulimit -n 256", "broker", "--bind", address))
+    try:
+        broker.line("broker at")
+        asked = [*ZKV, "status", "--json", "--broker", address]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
+        told = json.loads(done.stdout)["process"]["descriptors"]
+        assert told["limit"] == 256
+        assert told["opened"] < need(0)
+    finally:
+        broker.process.terminate()
+        assert broker.end() == 143
+    line = limited("ulimit -n 256", "broker", "--bind", address, "--max-members", "97")
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2
+    assert "97 members need 258" in done.stderr
+
+
 def test_a_default_of_more_members_than_fit_is_lowered_to_those_that_do(monkeypatch):
     from zkv_cli.roles import broker_config
     from zkv_cli.settings import load

@@ -1,7 +1,8 @@
 """The threats that a cluster is made for, row by row: each has a named test, here or elsewhere.
 
-Rows are those of the project's list of threats and failures. What other processes' deaths, full
-disks and broken networks lead to stands with the tests of recovery.
+Rows are those of the project's list of threats and failures. What is live and long stands by
+itself: networks that break (`test_partitions.py`), processes that are short of something
+(`test_starved.py`), loops that hang (`test_watchdog.py`).
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ ROWS = {
         "cluster/test_keys_safe_live.py::test_a_revoked_key_is_cut_off_and_the_others_go_on",
         "cluster/test_threats.py::test_no_byte_of_a_stranger_is_read",
     ),
+    "8 slow reader": (
+        "cluster/test_slow_reader.py::test_a_worker_that_does_not_read_costs_a_version_and_a_window",
+    ),
     "9 abuse of names": (
         "cluster/test_threats.py::test_names_and_keys_never_become_paths_or_formats",
         "core/test_keys.py::test_no_name_is_a_path",
@@ -70,10 +74,62 @@ ROWS = {
         "cluster/test_threats.py::test_optimizers_and_codecs_are_names_in_a_list",
     ),
     "11 clock skew": ("cluster/test_threats.py::test_clocks_that_are_days_apart_do_not_matter",),
+    "12 half-open TCP": (
+        "cluster/test_partitions.py::"
+        "test_row_12_and_13_what_is_cut_is_named_and_goes_on_when_it_heals",
+    ),
+    "13 partitions, both ways and one way": (
+        "cluster/test_partitions.py::"
+        "test_row_12_and_13_what_is_cut_is_named_and_goes_on_when_it_heals",
+        # Between two servers there is nothing to cut but moves; copies of shards go here.
+        "cluster/test_moves_live.py::test_servers_that_cannot_reach_each_other_do_by_way_of_the_broker",
+    ),
+    "14 broker crash in a loop": (
+        "cluster/test_broker_restart_processes.py::"
+        "test_bsp_ends_with_the_bits_of_a_run_that_was_never_interrupted",
+        "cluster/test_broker_restart_processes.py::test_asp_counts_every_contribution_once",
+        "cluster/test_simulated_broker.py::test_under_every_policy_a_broker_that_dies_loses_and_doubles_nothing",
+    ),
+    "15 server crash in mid-aggregation": (
+        # The run ends, names who is gone, and begins again from a snapshot. What goes on without
+        # an end (copies of shards, a roll-back while it runs) goes here, with its failpoints.
+        "cluster/test_cli.py::test_local_server_that_crashes_is_named_to_the_workers",
+        "cluster/test_public_cases.py::"
+        "test_d27_a_server_that_dies_is_named_and_a_new_run_begins_from_the_snapshot",
+    ),
     "16 worker crash in mid-push": (
         "cluster/test_victims.py::test_a_worker_that_is_killed_in_mid_backward_leaves_nothing_of_that_batch",
     ),
+    "17 disk full, read-only, failing": (
+        "cluster/test_starved.py::row_17_snapshots_that_a_disk_has_no_room_for",
+        "cluster/test_starved.py::row_17_a_journal_that_a_disk_has_no_room_for",
+        "core/test_snapshot_folder.py::"
+        "test_what_fails_on_the_way_leaves_the_old_one_and_nothing_of_the_new",
+        "core/test_snapshot_folder.py::test_row_17_a_device_that_is_full_leaves_the_old_one",
+        "core/test_journal.py::test_a_disk_that_is_full_or_fails_ends_it_and_says_what_to_do",
+    ),
     "18 SIGTERM": ("cluster/test_launch.py::test_a_signal_ends_up_and_the_port_is_free_at_once",),
+    "19 limit of descriptors": (
+        "cluster/test_starved.py::row_19_no_descriptor_is_left",
+        "cluster/test_descriptors_live.py::"
+        "test_a_limit_that_members_would_use_up_is_refused_at_the_start",
+        "cluster/test_descriptors_live.py::test_row_19_under_256_a_broker_has_room_for_96",
+    ),
+    "20 limit of memory": (
+        "cluster/test_starved.py::row_20_a_model_that_there_is_no_memory_for",
+        "cluster/test_short_of_memory.py::"
+        "test_a_push_that_there_is_no_memory_for_costs_that_contribution_alone",
+        "cluster/test_short_of_memory.py::"
+        "test_a_server_that_has_no_memory_for_an_update_ends_the_run_with_its_reason",
+    ),
+    "21 hung loop, held lock": (
+        "cluster/test_watchdog.py::test_row_21_a_loop_that_hangs_is_told_once_with_where_it_stands",
+        "cluster/test_watchdog.py::test_row_21_code_that_holds_pythons_lock_is_found_without_it",
+        "cluster/test_public_cases.py::"
+        "test_d28_who_computes_is_not_dead_and_who_holds_pythons_lock_is_told_so",
+        "cluster/test_stopped.py::"
+        "test_a_worker_that_stands_still_for_too_long_is_evicted_and_nothing_counts_twice",
+    ),
     "22 cancelled task of a user": (
         "cluster/test_lifecycle_live.py::test_answers_after_cancelled_pulls_belong_to_their_requests",
     ),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
+import pytest
+
 from zkv.descriptors import AGAIN_S, Alarm, fit, need, too_few
+from zkv_net import descriptors
 
 
 def test_each_member_needs_two_and_a_process_has_its_own():
@@ -40,3 +45,12 @@ def test_an_alarm_that_was_over_begins_again_at_once():
     assert alarm.look(90, 100, 0.0)
     assert alarm.look(10, 100, 1.0) == ""
     assert alarm.look(90, 100, 2.0)
+
+
+def test_where_none_is_left_to_look_with_all_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(folder: str) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(descriptors, "limits", lambda: (256, 256))
+    monkeypatch.setattr(descriptors.os, "listdir", none_left)
+    assert descriptors.opened() == 256

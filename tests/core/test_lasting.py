@@ -499,3 +499,52 @@ def test_a_run_goes_on_from_its_journal_and_not_from_the_snapshot_it_began_from(
     killed(again)
     with pytest.raises(BadSnapshot, match="there is none"):
         Lasting(asp, tmp_path / "another", gone)
+
+
+@pytest.mark.parametrize("call", ["open", "fsync"])
+def test_a_journal_that_cannot_be_written_anew_is_appended_to_and_written_anew_later(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    call: str,
+) -> None:
+    """Without a descriptor, or room for a second file: whoever crowds a port must not end a run."""
+    one, server = broker(tmp_path), Peer(11)
+    server.say(one, SERVER)
+    assert one._file is not None
+    real, begun = getattr(os, call), one._file.bytes
+
+    def fails(what: object, *given: int) -> int:
+        if call == "fsync" or str(what).endswith("journal.new"):
+            raise OSError(24, "Too many open files")
+        return int(real(what, *given))
+
+    monkeypatch.setattr(os, call, fails)
+    monkeypatch.setattr(recovery.Turns, "is_long", True)
+    for _ in range(3):
+        server.say(one, c.Beat(0.0))
+    assert "the journal is not made shorter, and goes on: [Errno 24]" in caplog.text
+    assert one._file.bytes > begun
+    assert not (tmp_path / "journal.new").exists()
+    state = packed(one.router)
+    monkeypatch.setattr(os, call, real)
+    server.say(one, c.Beat(0.0))
+    killed(one)
+    monkeypatch.undo()
+    two = broker(tmp_path)
+    assert two.router.members.servers.keys() == one.router.members.servers.keys()
+    assert state != b""
+    killed(two)
+
+
+def test_a_journal_that_somebody_else_has_is_no_more_gone_on_with_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, server = broker(tmp_path), Peer(11)
+    server.say(one, SERVER)
+    (tmp_path / "journal").rename(tmp_path / "journal.taken")
+    monkeypatch.setattr(recovery.Turns, "is_long", True)
+    monkeypatch.setattr(recovery.Turns, "must_be_kept", staticmethod(lambda actions: False))
+    with pytest.raises(JournalError, match="another broker has taken"):
+        server.say(one, c.Beat(0.0))
+    killed(one)

@@ -17,7 +17,7 @@ from zkv.reasons import NAMES_MAX, ON_THEIR_WAY, Reason, Who
 from zkv_brokers import reasons
 from zkv_brokers.decisions import Pins
 from zkv_brokers.group import Group
-from zkv_brokers.members import Members, Worker
+from zkv_brokers.members import Members, Server, Worker
 
 RULE = "bsp: the update needs a contribution of every worker"
 
@@ -140,3 +140,19 @@ def test_the_words_name_all_that_the_value_has(numbers, more, need, have, name):
     assert (f"and {more} more" in text) == bool(more)
     assert text.endswith(f"some rule; it has {have} of {need}")
     assert len(reason.to_plain()["on"]) == len(numbers)
+
+
+def test_who_is_out_of_touch_is_named_to_those_whom_nothing_else_stops():
+    members, _ = made(7)
+    worker = members.workers[7]
+    hello = c.ServerHello("s", "tcp://s:1", 0, "host", 1, False)
+    members.servers[0] = Server(99, 0, hello)
+    assert reasons.out_of_touch(worker, members, lambda one: 1.0) is None
+    reason = reasons.out_of_touch(worker, members, lambda one: 3.0 if one.peer == 99 else 0.1)
+    assert reason is not None
+    assert reason.text() == "nothing is heard of server 0 ('s' at tcp://s:1, pid 1) for 3.0 s"
+    assert reason.on == (Who(0, "s", "host", 0, 3.0, "server", "tcp://s:1"),)
+    reason = reasons.out_of_touch(worker, members, lambda one: 3.0)
+    assert reason is not None
+    assert reason.text().endswith(" and 3 more")
+    assert [who.role for who in reason.on] == ["server", "worker", "worker", "worker"]

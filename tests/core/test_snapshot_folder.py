@@ -210,3 +210,20 @@ def test_what_cannot_be_reached_is_said_with_what_to_install() -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(ConfigError, match="nosuch://x cannot be used"):
         storage.folder("nosuch://x")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's device that is always full")
+def test_row_17_a_device_that_is_full_leaves_the_old_one(tmp_path: Path) -> None:
+    """What is written goes to a device that takes nothing, so the system itself says so."""
+    url = str(tmp_path)
+    write(url, 1)
+    target = tmp_path / sn.name_of(7, 2) / f"{sn.server_file(0)}{storage.PARTIAL}"
+    target.parent.mkdir()
+    target.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        write(url, 2)
+    assert sf.chosen(url, whole=True)[1].version == 1
+    assert not target.is_symlink()
+    assert Path("/dev/full").exists()
+    write(url, 2)
+    assert sf.chosen(url, whole=True)[1].version == 2

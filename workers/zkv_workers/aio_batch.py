@@ -97,12 +97,12 @@ class AsyncBatch(AsyncRows):
         requests = self._worker._driver.session.requests
         for turn, pause_s in enumerate(faces.pauses(config, patience_s)):
             if turn:
-                log.warning("%s", faces.explained(f"waiting for {what}", requests.reason))
+                log.warning("%s", faces.explained(f"waiting for {what}", requests.whom))
             if (await asyncio.wait({fate}, timeout=pause_s))[0]:
                 break
         else:
             text = f"{what} did not come within {patience_s:g} s"
-            raise WaitTimeout(faces.explained(text, requests.reason))
+            raise WaitTimeout(faces.explained(text, requests.whom))
         await asyncio.shield(fate)
 
     def _done(self, fate: asyncio.Future[s.Fate]) -> None:

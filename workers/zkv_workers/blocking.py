@@ -129,8 +129,8 @@ class Worker(BlockingTables, KeepsState):
             return answer_of(self._start(make))
 
     def _reason(self) -> str:
-        """Return the broker's last word on why this worker waits."""
-        return self._driver.session.requests.reason
+        """Return whom this worker waits for, as far as is known."""
+        return self._driver.session.requests.whom
 
     # --- what users call ---------------------------------------------------------------------
 

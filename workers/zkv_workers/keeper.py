@@ -109,7 +109,7 @@ def beginning_in(arrays: Mapping[str, Array], metadata: Mapping[str, str], file:
             for bid, one in about.blocks.items()
         }
         blob = arrays[BLOB].tobytes() if about.blob else None
-    except (KeyError, ValueError, msgspec.DecodeError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise BadSnapshot(f"{file} is no state of a worker: {error!r}") from error
     return Beginning(-1, about.batches, blob, blocks)
 

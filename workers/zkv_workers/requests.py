@@ -14,6 +14,9 @@ from zkv.errors import BrokerLost, ClusterNotReady, WaitTimeout, doctor_hint
 from zkv_workers.config import SessionConfig
 from zkv_workers.signals import Fail, Narrate, Output
 
+OUT_OF_TOUCH_S = 1.5
+"""After so much silence, three beats, the broker is named as who is waited for."""
+
 
 @dataclass(slots=True)
 class _Request:
@@ -39,6 +42,7 @@ class Requests:
         self.leaving = 0
         self.initialised = False
         """Whether any key exists, as far as this worker knows."""
+        self._untouched = ""
         self._config = config
         self._open: dict[int, _Request] = {}
 
@@ -85,15 +89,17 @@ class Requests:
             f"server {at.index} ({at.name!r} at {at.address})" for at in servers if at.index in late
         )
 
-    def tick(self, now: float, *, joined: bool, heard: bool) -> list[Output]:
+    def tick(self, now: float, *, joined: bool, heard: float | None) -> list[Output]:
         """Return what to say and which calls to end, because of the time."""
         out: list[Output] = []
+        self._untouched = self._out_of_touch(0.0 if heard is None else now - heard)
+        why = self._why(joined, heard is not None)
         for token, request in list(self._open.items()):
             if request.deadline is not None and now >= request.deadline:
                 del self._open[token]
                 # The limit, not how long it took until a busy thread looked.
                 limit = f"{request.deadline - request.since:.1f} s"
-                text = f"{request.what} did not come within {limit}: {self._why(joined, heard)}"
+                text = f"{request.what} did not come within {limit}: {why}"
                 kind = WaitTimeout if joined else ClusterNotReady
                 out.append(Fail(token, kind(text)))
             elif request.narrate_at is not None and now >= request.narrate_at:
@@ -102,15 +108,37 @@ class Requests:
                 out.append(
                     Narrate(
                         "warning",
-                        f"waiting for {request.what} for {waited:.0f} s: "
-                        f"{self._why(joined, heard)}",
+                        f"waiting for {request.what} for {waited:.0f} s: {why}",
                     )
                 )
         return out
 
-    def _why(self, joined: bool, heard: bool) -> str:
+    @property
+    def whom(self) -> str:
+        """Whom this worker waits for where it has asked nobody: for the fate of a batch, say. "":
+        nobody has said, and everybody answers."""
+        return self._untouched or self.reason or self._owed()
+
+    def _out_of_touch(self, silent_s: float) -> str:
+        """Return what is wrong with the way to the broker; "": nothing."""
         if self.trouble:
             return f"waiting for broker: {self.trouble}"
+        if silent_s >= OUT_OF_TOUCH_S:
+            broker = f"the broker at {self._config.broker}"
+            return f"waiting for broker: nothing is heard of {broker} for {silent_s:.1f} s"
+        return ""
+
+    def _owed(self) -> str:
+        if not self.owing:
+            return ""
+        return (
+            f"{self.owing} owes an answer; can it be reached from here? "
+            f"(a server's --advertise says where it is; {doctor_hint(self._config.broker)})"
+        )
+
+    def _why(self, joined: bool, heard: bool) -> str:
+        if self._untouched:
+            return self._untouched
         if not heard:
             return (
                 f"waiting for broker: nothing has answered at {self._config.broker}; "
@@ -122,8 +150,5 @@ class Requests:
         if not self.initialised and joined:
             return "nothing is initialised yet: no worker has called init"
         if self.owing:
-            return (
-                f"{self.owing} owes an answer; can it be reached from here? "
-                f"(a server's --advertise says where it is; {doctor_hint(self._config.broker)})"
-            )
+            return self._owed()
         return "it is on its way" if joined else "the broker has not let this worker in yet"

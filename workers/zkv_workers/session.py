@@ -397,4 +397,4 @@ class Session:
         self._probe.tick(self.now)
         self.together.tick(self.now)
         self.requests.owes(self.uploads.owing() | self.incoming.owing(), self._meeting.servers)
-        self._out += self.requests.tick(self.now, joined=joined, heard=heard is not None)
+        self._out += self.requests.tick(self.now, joined=joined, heard=heard)
