@@ -48,7 +48,7 @@ from zkv_brokers.shard_keys import (
     regroup,
     status_of,
 )
-from zkv_brokers.shortage import check_room, spared
+from zkv_brokers.shortage import spared
 from zkv_brokers.store import Store
 from zkv_brokers.traffic import Traffic
 
@@ -85,7 +85,7 @@ class Shard:
         self.versions: dict[int, int] = {}
         self.members: set[int] = set()
         self.inits: dict[int, c.Init] = {}
-        self._seed_bids: dict[int, frozenset[int]] = {}
+        self.seed_bids: dict[int, frozenset[int]] = {}
         self.groups: set[int] = set()
         self._acks: dict[int, list[tuple[ContributionId, int]]] = {}
         self._held: list[tuple[ContributionId, int]] = []
@@ -170,13 +170,13 @@ class Shard:
             case c.Init():
                 self.inits[entry.init] = entry
                 mine = (b.bid for b in entry.blocks if b.server == self.number and b.segments)
-                self._seed_bids[entry.init] = frozenset(mine)
+                self.seed_bids[entry.init] = frozenset(mine)
                 self.groups.add(MODEL)
                 group = SEEDS if entry.plain else MODEL
                 self.layout.add(entry.keys, entry.blocks, group, entry.tables)
                 self.tables.add(entry.tables, self.number)
             case c.Drop(init=init):
-                del self._seed_bids[init]
+                del self.seed_bids[init]
                 drop(self, self.inits.pop(init))
             case c.Regroup(kid=kid, group=group, bid=bid):
                 self.groups.add(group)
@@ -331,7 +331,7 @@ class Shard:
             elif held.bids is None:
                 # Said once: what was reported as held does not change any more.
                 held.weight = message.weight
-                held.bids = self._seed_bids[name.batch] if seeds else frozenset(here)
+                held.bids = self.seed_bids[name.batch] if seeds else frozenset(here)
                 held.skipped = frozenset(message.skipped)
                 if self.commits.streaming.begun(name, held):
                     self._make()
@@ -344,7 +344,7 @@ class Shard:
     def _is_part(self, name: ContributionId, bid: int) -> bool:
         """Return whether this block is here and belongs to what is contributed to."""
         if name.group == SEEDS:
-            return bid in self._seed_bids[name.batch]
+            return bid in self.seed_bids[name.batch]
         if bid_of(bid) in self.tables.parts:
             return name.group == MODEL
         block = self.layout.blocks.get(bid)

@@ -10,6 +10,7 @@ from zkv.errors import ProtocolError
 from zkv.wire import MODEL, NO_BATCH, PULLS, SEEDS, ContributionId
 from zkv_brokers.contributions import Open
 from zkv_brokers.guards import Problem
+from zkv_brokers.shortage import check_room
 
 if TYPE_CHECKING:
     from zkv_brokers.shard import Shard
@@ -83,6 +84,7 @@ def opened(shard: Shard, name: ContributionId, grant: int) -> Open:
 
     Raises:
         ProtocolError: it is not; or its worker has more open than an honest one comes to.
+        MemoryError: these are first values for which there is no room.
     """
     if name.group == SEEDS:
         entry = shard.inits.get(name.batch)
@@ -92,6 +94,8 @@ def opened(shard: Shard, name: ContributionId, grant: int) -> Open:
                 f"incarnation {name.incarnation} sent values of initialisation {name.batch}, "
                 "which it was not asked for"
             )
+        if name not in shard.contributions.open:
+            check_room(shard.store, shard.seed_bids[name.batch])
     elif name.group not in shard.groups:
         raise ProtocolError(
             f"incarnation {name.incarnation} pushed to group {name.group}, "
