@@ -111,7 +111,7 @@ class Commits:
             self.streaming.clear()
 
     def adopted(self, block: BlockSpec, entry: c.Commit, shares: Sequence[Share]) -> bool:
-        """Return whether a block (or the copy of one) was made ahead of this update, and of just that."""
+        """Return whether a block, or a copy, was made ahead of this update, and of just that."""
         if entry.group != MODEL or entry.version != self.streaming.version:
             return False
         counted = zip(entry.counted, shares, strict=True)
