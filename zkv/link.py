@@ -82,6 +82,10 @@ class Link:
         self._resend_at: float | None = None
         self._resend_s = self._resend_first_s
 
+    def resend_after(self, resend_s: float) -> None:
+        """From the next acknowledgement on, pause so long before messages go out again."""
+        self._resend_first_s = resend_s
+
     @property
     def idle(self) -> bool:
         """Whether everything that was sent has been acknowledged."""

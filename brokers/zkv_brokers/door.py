@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from zkv import control as c
 from zkv.errors import Refused, ZkvError
+from zkv.heartbeat import BEAT_S, gone_s
 from zkv_brokers import requests
 from zkv_brokers.decisions import Decisions
 
@@ -73,7 +74,7 @@ class Door:
             holder = router.members.holder(hello)
             waited = router.hub.now - since
             lives = holder is not None and router.hub.silent_s(holder.peer) < waited
-            if holder is not None and not lives and waited <= 3 * router.config.beat_s:
+            if holder is not None and not lives and waited <= gone_s(router.config.beat_s):
                 continue
             del self._contested[peer]
             if holder is not None and not lives:
@@ -86,9 +87,11 @@ class Door:
     def forget_silent(self) -> None:
         """Forget newcomers that have given up."""
         router = self._router
+        # Who has not been let in was not told how often to beat.
+        patience_s = max(router.config.worker_lost_s, gone_s(BEAT_S))
         for peer in router.hub.peers():
             strange = peer not in router.members.by_peer
-            if strange and router.hub.silent_s(peer) > router.config.worker_lost_s:
+            if strange and router.hub.silent_s(peer) > patience_s:
                 router.hub.forget(peer)
                 self.forget(peer)
 

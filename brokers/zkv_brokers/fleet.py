@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zkv import control as c
 from zkv.entries import Configure, Epoch
 from zkv.errors import Refused, ZkvError
+from zkv.heartbeat import gone_s
 from zkv.layout import Layout
 from zkv.wire import MODEL
 from zkv_brokers.decisions import Decisions
@@ -82,7 +83,8 @@ class Fleet:
         here = f"{len(members.servers)} of {members.servers_wanted}"
         router.hub.note("info", f"{enrolled} is here, {here}")
         router.gatekeeper.server_joins(enrolled)
-        welcome = c.ServerWelcome(enrolled.index, members.servers_wanted, members.term)
+        wanted, beat_s = members.servers_wanted, router.config.beat_s
+        welcome = c.ServerWelcome(enrolled.index, wanted, members.term, beat_s)
         router.hub.send(peer, welcome)
         if late:
             for message in self._catch_up(out):
@@ -203,7 +205,7 @@ class Fleet:
             return
         for server in list(router.members.servers.values()):
             silent = router.hub.silent_s(server.peer)
-            gone = server.broken and silent > 3 * config.beat_s
+            gone = server.broken and silent > gone_s(config.beat_s)
             if not gone and silent <= config.server_lost_s:
                 continue
             why = "its connection broke, and " if server.broken else ""
