@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,9 @@ class Run:
         report, cluster = self.report, self.cluster
         model = self._model()
         histories = cluster.histories
+        for history in histories.values():
+            # What a dead process had said is read at leisure.
+            history.sort(key=lambda one: one.at)
         report.figures["outcomes"] = outcomes(histories)
         for rank, history in histories.items():
             report.wrong += contradictions(rank, history)
@@ -203,7 +206,7 @@ class Run:
 
     def _model(self) -> dict[str, Any]:
         cluster = self.cluster
-        words = (sys.executable, "-c", READS, cluster.address, str(4096))
+        words = (sys.executable, "-c", READS, cluster.address, str(cluster.settings.size))
         place = cluster.places.machines[cluster.layout.workers[-1]]
         done = subprocess.run(
             place.command(*words), capture_output=True, text=True, timeout=30, check=False
@@ -223,7 +226,9 @@ def nemesis(
     with tempfile.TemporaryDirectory(prefix="zkv-nemesis-") as name:
         folder = Path(name)
         with small_disk(folder / "disk"), places(layout.everybody, layout.lossy, seed) as made:
-            cluster = Cluster(Settings(policy, folder, **more), layout, made)
+            settings = Settings(policy, folder, **more)
+            size = int(settings.rate * (seconds + CALM_PATIENCE_S))
+            cluster = Cluster(replace(settings, size=max(settings.size, size)), layout, made)
             try:
                 Run(cluster, report).whole(faults)
                 cluster.end()

@@ -60,9 +60,9 @@ class Acts:
                 continue
             if name in self._draining:
                 self.drains_s.append(time.monotonic() - self._draining.pop(name))
-                if process.process.returncode:
-                    code = process.process.returncode
-                    self._cluster.strange.append(f"{name} ended with {code} after SIGTERM")
+                if process.code:
+                    told = f"{name} ended with {process.code} after SIGTERM"
+                    self._cluster.strange.append(told)
                 self._cluster.start(name)
             elif not process.expected:
                 self._cluster.start(name)

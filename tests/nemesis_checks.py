@@ -191,9 +191,9 @@ def outcomes(histories: Mapping[int, Sequence[Said]]) -> dict[str, int]:
 
 
 def rate(began: float, ended: float, histories: Mapping[int, Sequence[Said]]) -> float:
-    """Return how many contributions were committed a second in this time."""
+    """Return how many contributions were settled a second in this time, one way or the other."""
     count = sum(
-        one.kind == "O" and one.words[1] == "committed" and began <= one.at < ended
+        one.kind == "O" and one.words[1] != "pending" and began <= one.at < ended
         for history in histories.values()
         for one in history
     )

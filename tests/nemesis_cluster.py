@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
 
+from nemesis_birth import deliver
 from nemesis_checks import Said, said
 from nemesis_faults import BROKER, Layout
 from nemesis_places import Places
@@ -30,8 +31,6 @@ WORKER_LOST_S, MEMBER_LOST_S = 1.0, 30.0
 LOOK_S = 0.002
 END_S = 10.0
 WORKER = Path(__file__).with_name("nemesis_worker.py")
-SIZE = 4_096
-"""Contributions that a worker can make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,50 +39,64 @@ class Settings:
 
     policy: str
     folder: Path
+    size: int = 2_048
+    """Contributions that a worker can make."""
     rate: float = 75.0
     extra: tuple[str, ...] = ()
     """More words for the broker."""
     main: tuple[str, ...] = ("-m", "zkv_cli")
-    """What Python runs as `zkv`."""
+    """What Python runs as `zkv`; see `nemesis_birth.born`."""
     worker: tuple[str, ...] = (str(WORKER),)
 
 
 class Process:
-    """A process of the cluster: one life of somebody."""
+    """A process of the cluster: one life of somebody, at the place that a process holds."""
 
-    def __init__(self, name: str, life: int, command: list[str], errors: Path) -> None:
+    def __init__(self, name: str, life: int, place: int, words: list[str], errors: Path) -> None:
         self.name, self.life = name, life
-        self.began = time.monotonic()
         self.expected = False
         """Whether its end is somebody's doing here."""
-        with errors.open("ab") as stream:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stream,
-                text=True,
-                start_new_session=True,
-            )
+        itself, self.lifeline = Pipe(duplex=False)
+        heard, said = Pipe(duplex=False)
+        self.process = deliver(place, (itself, said), errors, words)
+        for stream in (itself, said):
+            stream.close()
+        self.lines = os.fdopen(os.dup(heard.fileno()), encoding="utf-8", errors="replace")
+        heard.close()
+        # Its code can be read once; several threads want to know.
+        self._lock = threading.Lock()
 
     @property
     def pid(self) -> int:
-        return self.process.pid
+        return int(self.process.pid)
 
     @property
     def ended(self) -> bool:
-        return self.process.poll() is not None
+        return self.code is not None
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, or the signal that has ended it, negative; None: it runs."""
+        with self._lock:
+            code: int | None = self.process.exitcode
+            return code
+
+    def wait(self, patience_s: float = END_S) -> bool:
+        """Wait for its end, so long at most; return whether it has ended."""
+        wait([self.process.sentinel], patience_s)
+        return self.ended
 
     def send(self, number: int) -> None:
         """Send a signal, if it is still there."""
         with suppress(ProcessLookupError):
-            self.process.send_signal(number)
+            if not self.ended:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.expected = True
         self.send(signal.SIGKILL)
-        self.process.wait(END_S)
+        self.wait()
 
     def figures(self) -> tuple[int, int]:
         """Return its open descriptors, and its memory in KiB."""
@@ -103,7 +116,6 @@ class Cluster:
         self.histories: dict[int, list[Said]] = {at: [] for at in range(len(layout.workers))}
         self.strange: list[str] = []
         self.starts: dict[str, int] = defaultdict(int)
-        self.stopping = False
         self._news = threading.Condition()
         self._readers: list[threading.Thread] = []
         self._lines: dict[str, list[str]] = defaultdict(list)
@@ -130,7 +142,7 @@ class Cluster:
         life = self.starts[name]
         self.starts[name] += 1
         errors = self.settings.folder / f"{name}.log"
-        made = Process(name, life, place.command(sys.executable, *words), errors)
+        made = Process(name, life, place.pid, words, errors)
         self.processes[name] = made
         reader = threading.Thread(target=self._read, args=(made,), daemon=True)
         self._readers.append(reader)
@@ -157,7 +169,7 @@ class Cluster:
             "broker": self.address,
             "rank": layout.workers.index(name),
             "world": len(layout.workers),
-            "size": SIZE,
+            "size": settings.size,
             "rate": settings.rate,
             "lost_s": MEMBER_LOST_S,
             **self._resume(layout.workers.index(name)),
@@ -177,8 +189,7 @@ class Cluster:
     # --- hearing -------------------------------------------------------------------------------
 
     def _read(self, process: Process) -> None:
-        assert process.process.stdout is not None
-        for line in process.process.stdout:
+        for line in process.lines:
             with self._news:
                 if process.name in self.layout.workers:
                     rank = self.layout.workers.index(process.name)
@@ -186,12 +197,11 @@ class Cluster:
                 else:
                     self._lines[process.name].append(line.rstrip("\n"))
                 self._news.notify_all()
-        process.process.wait()
+        process.lines.close()
+        process.wait()
         with self._news:
             if not process.expected:
-                self.strange.append(
-                    f"{process.name} ended by itself with {process.process.returncode}"
-                )
+                self.strange.append(f"{process.name} ended by itself with {process.code}")
             self._news.notify_all()
 
     def _heard(self, rank: int, process: Process, line: str) -> None:
@@ -233,19 +243,19 @@ class Cluster:
         process.expected = True
         began = time.monotonic()
         process.send(signal.SIGTERM)
-        try:
-            code = process.process.wait(patience_s)
-        except subprocess.TimeoutExpired:
+        if not process.wait(patience_s):
             self.strange.append(f"{name} has not ended {patience_s:g} s after SIGTERM")
             process.kill()
             return None
-        if code:
-            self.strange.append(f"{name} ended with {code} after SIGTERM")
+        if process.code:
+            self.strange.append(f"{name} ended with {process.code} after SIGTERM")
         return time.monotonic() - began
 
     def end(self) -> None:
         """SIGTERM for all that are left, and wait; who does not end is killed, and noted."""
-        self.stopping = True
+        # The first server that goes ends the run, for the others too.
+        for process in self.processes.values():
+            process.expected = True
         for name in (*self.layout.workers, *self.layout.servers, BROKER):
             process = self.processes.get(name)
             if process is None or process.ended:
@@ -253,9 +263,7 @@ class Cluster:
             process.expected = True
             process.send(signal.SIGCONT)
             process.send(signal.SIGTERM)
-            try:
-                process.process.wait(END_S)
-            except subprocess.TimeoutExpired:
+            if not process.wait():
                 self.strange.append(f"{name} has not ended {END_S:g} s after SIGTERM at the end")
                 process.kill()
         for reader in self._readers:
@@ -267,8 +275,7 @@ class Cluster:
             process.expected = True
             process.send(signal.SIGKILL)
         for process in self.processes.values():
-            process.process.wait(END_S)
-            for stream in (process.process.stdin, process.process.stdout):
-                if stream is not None:
-                    with suppress(OSError, ValueError):
-                        stream.close()
+            process.wait()
+            process.lifeline.close()
+        for reader in self._readers:
+            reader.join(END_S)

@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-KILL_EVERY_S, CUT_EVERY_S, STOP_EVERY_S, TREAT_EVERY_S = 0.72, 1.9, 2.3, 2.6
+KILL_EVERY_S, CUT_EVERY_S, STOP_EVERY_S, TREAT_EVERY_S = 0.75, 2.1, 2.4, 2.7
 SPARES_S = 1.2
 """Nobody is killed twice within this: a process that has not begun proves nothing."""
-CUT_S, STOP_S, TREAT_S = (0.2, 1.3), (0.1, 0.9), (0.4, 1.2)
+CUT_S, STOP_S, TREAT_S = (0.1, 0.9), (0.1, 0.6), (0.3, 1.0)
 KILLS_LEAST, CUTS_LEAST = 10, 3
 """What a run of any length has."""
 BROKER = "broker"

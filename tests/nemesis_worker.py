@@ -5,7 +5,8 @@ became of it; whoever has started it draws conclusions. It checks what it is gra
 it was told before. SIGTERM: it finishes what it has begun, and leaves. An end of standard input
 ends it.
 
-    J clock incarnation-count                  it is a member
+    K clock number                             it asks to be let in
+    J clock number                             it is a member, and has the keys
     S clock index version own-clock            a batch begins
     F clock index own-clock                    it is about to be finished
     O clock index outcome                      what became of it
@@ -51,8 +52,8 @@ class Counts:
         self.rank, self.size = rank, size
         self.next, self.again = first, deque(again)
         self.open: list[tuple[int, Any]] = []
-        self.known: dict[int, int] = {}
-        """The update that each index counts since."""
+        self.since = np.full(size, np.iinfo(np.int64).max)
+        """The update that each index counts since, where that is known."""
         self.version = 0
 
     def index(self) -> int | None:
@@ -84,7 +85,7 @@ class Counts:
     def settled(self, index: int, batch: Any, outcome: str) -> None:
         say("O", index, outcome)
         if outcome == "committed":
-            self.known[index] = batch.update
+            self.since[index] = batch.update
         elif outcome in ("cancelled", "discarded"):
             self.again.append(index)
 
@@ -110,9 +111,9 @@ class Counts:
         own = counts[0] // 4**self.rank % 4
         for at in np.flatnonzero(own > 1)[:3]:
             say("B", f"version {version}: own index {at} counts {own[at]} times")
-        for at, since in self.known.items():
-            if since is not None and since <= version and own[at] != 1:
-                say("B", f"version {version}: index {at}, of update {since}, counts {own[at]}")
+        for at in np.flatnonzero((self.since <= version) & (own != 1))[:3]:
+            since = self.since[at]
+            say("B", f"version {version}: index {at}, of update {since}, counts {own[at]}")
 
 
 def train(worker: Any, counts: Counts, rate: float, stop: threading.Event) -> None:
@@ -148,6 +149,7 @@ def main(told: dict[str, Any]) -> None:
     for joins in range(JOINS_MAX):
         if stop.is_set():
             break
+        say("K", joins)
         try:
             with zkv.connect(
                 told["broker"],
