@@ -44,7 +44,9 @@ POLICIES = (
 )
 FLOW_LEAST = 200.0
 """Contributions a second, before and after: a run that idles proves nothing."""
-CALM_S, CALM_PATIENCE_S = 1.0, 15.0
+CALM_PATIENCE_S = 15.0
+FLOW_COUNT = 240
+"""Contributions over which that is measured."""
 PROGRESS_S = 15.0
 DISK_BYTES = 24 * 1024 * 1024
 FDS_MORE, KIB_MORE = 24, 128 * 1024
@@ -142,13 +144,17 @@ class Run:
 
     def _flows(self, when: str) -> None:
         """Wait until enough contributions flow."""
-        histories = self.cluster.histories
+        cluster, flow = self.cluster, 0.0
         deadline = time.monotonic() + CALM_PATIENCE_S
-        flow = 0.0
         while flow < FLOW_LEAST and time.monotonic() < deadline:
-            began = time.monotonic()
-            time.sleep(CALM_S)
-            flow = max(flow, rate(began, time.monotonic(), histories))
+            began, had = time.monotonic(), cluster.settled
+            try:
+                ended = cluster.wait_for(
+                    lambda enough=had + FLOW_COUNT: cluster.settled >= enough, "flow", 3.0
+                )
+            except TimeoutError:
+                ended = time.monotonic()
+            flow = max(flow, (cluster.settled - had) / (ended - began))
         self.report.figures[f"{when}_per_s"] = round(flow)
         if flow < FLOW_LEAST:
             self.report.idle.append(

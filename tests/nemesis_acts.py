@@ -38,7 +38,7 @@ class Acts:
         while self._due:
             due, _, act = heapq.heappop(self._due)
             while (left := due - time.monotonic()) > 0:
-                time.sleep(min(left, REVIVE_S))
+                self._cluster.pause(min(left, REVIVE_S))
                 self.revive()
             act()
         for name in self._cluster.layout.everybody:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,8 @@ class Try:
     """One attempt to contribute at an index, and what its worker has said of it."""
 
     index: int
+    version: int
+    """That it was granted."""
     finished: bool = False
     outcome: str = ""
     """"" where the worker was killed before it could say it."""
@@ -62,14 +65,13 @@ def tries(history: Iterable[Said]) -> list[Try]:
     for one in history:
         if one.kind == "S":
             latest[int(one.words[0])] = len(found)
-            found.append(Try(int(one.words[0])))
+            found.append(Try(int(one.words[0]), int(one.words[1])))
         elif one.kind in ("F", "O"):
             at = latest[int(one.words[0])]
-            old = found[at]
             if one.kind == "F":
-                found[at] = Try(old.index, True, old.outcome)
+                found[at] = replace(found[at], finished=True)
             else:
-                found[at] = Try(old.index, old.finished, one.words[1])
+                found[at] = replace(found[at], outcome=one.words[1])
     return found
 
 
@@ -92,16 +94,24 @@ def wrong_counts(rank: int, history: Iterable[Said], values: npt.NDArray[np.floa
     return found
 
 
-def contradictions(rank: int, history: Iterable[Said]) -> list[str]:
-    """Return what a worker itself has found wrong in what it was granted, and older versions."""
-    found, version = [], 0
-    for one in history:
-        if one.kind == "B":
-            found.append(f"worker {rank}: {' '.join(one.words)}")
-        elif one.kind == "S":
-            if int(one.words[1]) < version:
-                found.append(f"worker {rank}: version {one.words[1]} after {version}")
-            version = max(version, int(one.words[1]))
+def contradictions(rank: int, history: Sequence[Said]) -> list[str]:
+    """Return what a worker itself has found wrong in what it was granted, and older versions.
+
+    Versions count of batches that were committed: one that is granted ahead of the broker's log may
+    never come to be, and no batch on it counts.
+    """
+    found = [f"worker {rank}: {' '.join(one.words)}" for one in history if one.kind == "B"]
+    counted = [one for one in tries(history) if one.outcome == "committed"]
+    highest = counted[0] if counted else None
+    for one in counted:
+        assert highest is not None
+        if one.version < highest.version:
+            found.append(
+                f"worker {rank}: index {one.index} was committed on version {one.version}, after "
+                f"index {highest.index} on version {highest.version}"
+            )
+        else:
+            highest = one
     return found
 
 
@@ -170,9 +180,7 @@ def committed_after(at: float, histories: Mapping[int, Sequence[Said]]) -> dict[
     for rank, history in histories.items():
         begun: set[str] = set()
         found[rank] = None
-        for one in history:
-            if one.at < at:
-                continue
+        for one in [*takewhile(lambda one: one.at >= at, reversed(history))][::-1]:
             if one.kind == "S":
                 begun.add(one.words[0])
             elif one.kind == "O" and one.words[1] == "committed" and one.words[0] in begun:

@@ -114,6 +114,8 @@ class Cluster:
         self.settings, self.layout, self.places = settings, layout, places
         self.processes: dict[str, Process] = {}
         self.histories: dict[int, list[Said]] = {at: [] for at in range(len(layout.workers))}
+        self.settled = 0
+        """Contributions whose end was told."""
         self.strange: list[str] = []
         self.starts: dict[str, int] = defaultdict(int)
         self._news = threading.Condition()
@@ -206,7 +208,9 @@ class Cluster:
 
     def _heard(self, rank: int, process: Process, line: str) -> None:
         try:
-            self.histories[rank].append(said(line, process.life))
+            heard = said(line, process.life)
+            self.histories[rank].append(heard)
+            self.settled += heard.kind == "O" and heard.words[1] != "pending"
         except ValueError:
             # A kill may leave half a line; nobody writes one otherwise.
             if not process.expected:
@@ -226,6 +230,11 @@ class Cluster:
                     raise TimeoutError(f"{what}: not within {patience_s:g} s")
                 self._news.wait(min(left, 0.25))
             return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass until somebody says something, so long at most."""
+        with self._news:
+            self._news.wait(seconds)
 
     def wait_line(self, name: str, begins: str) -> None:
         """Wait for somebody's first line that begins so, since it was started last."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 KILL_EVERY_S, CUT_EVERY_S, STOP_EVERY_S, TREAT_EVERY_S = 0.75, 2.1, 2.4, 2.7
+TERM_EVERY_S = 4.5
 SPARES_S = 1.2
 """Nobody is killed twice within this: a process that has not begun proves nothing."""
 CUT_S, STOP_S, TREAT_S = (0.1, 0.9), (0.1, 0.6), (0.3, 1.0)
@@ -76,6 +77,7 @@ def plan(seed: int, seconds: float, layout: Layout, *, cut_s: float = 0.0) -> li
         (min(CUT_EVERY_S, seconds / (CUTS_LEAST + 1.5)), _cut),
         (STOP_EVERY_S, _stop),
         (TREAT_EVERY_S, _treat),
+        (TERM_EVERY_S, _term),
     ):
         drawn += _lane(chance, seconds, layout, every, draw)
     if cut_s and cut_s < seconds:
@@ -110,8 +112,11 @@ def _death(chance: random.Random, at_s: float, layout: Layout) -> Fault:
         return Fault(at_s, kind, (BROKER,), again_s)
     if layout.servers_die and chance.random() < 0.3:
         return Fault(at_s, "kill", (chance.choice(layout.servers),), again_s)
-    kind = "term" if chance.random() < 0.12 else "kill"
-    return Fault(at_s, kind, (chance.choice(layout.workers),), again_s)
+    return Fault(at_s, "kill", (chance.choice(layout.workers),), again_s)
+
+
+def _term(chance: random.Random, at_s: float, layout: Layout) -> Fault:
+    return Fault(at_s, "term", (chance.choice(layout.workers),))
 
 
 def _both(pairs: Iterator[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
@@ -166,6 +171,8 @@ def _spaced(faults: Sequence[Fault], layout: Layout) -> list[Fault]:
     for one in faults:
         if one.kind in ("kill", "term", "fill"):
             (target,) = one.targets
+            if one.at_s < died.get(target, 0.0) and one.kind == "term":
+                continue
             if one.at_s < died.get(target, 0.0):
                 spare = min(layout.workers, key=lambda name: died.get(name, 0.0))
                 one = Fault(one.at_s, "kill", (spare,), one.for_s)

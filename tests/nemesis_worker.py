@@ -54,7 +54,6 @@ class Counts:
         self.open: list[tuple[int, Any]] = []
         self.since = np.full(size, np.iinfo(np.int64).max)
         """The update that each index counts since, where that is known."""
-        self.version = 0
 
     def index(self) -> int | None:
         """Return what to contribute next; None: there is no room."""
@@ -101,9 +100,6 @@ class Counts:
 
     def check(self, version: int, values: dict[str, Any]) -> None:
         """Look at what a batch was granted."""
-        if version < self.version:
-            say("B", f"version {version} was granted after {self.version}")
-        self.version = max(self.version, version)
         counts = [values[key].astype(np.int64) for key in KEYS]
         for at in np.flatnonzero(counts[0] != counts[1])[:3]:
             found = [int(one[at]) for one in counts]

@@ -101,6 +101,10 @@ class Link:
         """The number of the next message that is sent: the other end cannot have heard it."""
         return self._first_unacked + len(self._unacked)
 
+    def has_acknowledged(self, number: int) -> bool:
+        """Whether the other end has said that it has heard all up to this number."""
+        return self._first_unacked > number
+
     def send(self, message: Message) -> None:
         """Queue a message; `outgoing` gives the packets to put on the wire.
 
