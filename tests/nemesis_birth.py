@@ -43,7 +43,8 @@ _one_at_a_time = threading.Lock()
 def deliver(*what: Any) -> Any:
     """Start a process that is `born` with these arguments, and return it; the first call starts
     what all are forked from."""
-    os.environ.update(ONE_THREAD)
+    # Standard input is a lifeline: they end with who has started them, even if that is killed.
+    os.environ.update(ONE_THREAD, ZKV_LIFELINE="stdin")
     os.environ["PYTHONPATH"] = os.pathsep.join(one for one in sys.path if one)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
