@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 from nemesis_acts import Acts
+from nemesis_broken import PROGRAM as BROKEN
+from nemesis_broken import RULES
 from nemesis_checks import (
     beyond_slack,
     committed_after,
@@ -284,6 +286,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--kill-servers", action="store_true", help="kill and restart servers too")
     parser.add_argument("--broker-option", action="append", default=[], help="one more word")
+    parser.add_argument("--break", dest="rule", choices=RULES, help="remove a rule of zkv first")
     parser.add_argument("--plan", action="store_true", help="print the faults, and do nothing")
     asked = parser.parse_args(arguments)
     layout = layout_of(asked.servers, asked.workers, servers_die=asked.kill_servers)
@@ -293,6 +296,9 @@ def main(arguments: list[str]) -> int:
             print(fault)
         return 0
     own_mounts()
+    broken: dict[str, Any] = {}
+    if asked.rule:
+        broken = {"main": (BROKEN, asked.rule), "worker": (BROKEN, asked.rule, "worker")}
     report = nemesis(
         asked.policy,
         asked.seed,
@@ -300,6 +306,7 @@ def main(arguments: list[str]) -> int:
         layout,
         cut_s=asked.partition,
         extra=tuple(asked.broker_option),
+        **broken,
     )
     print(report)
     return report.code
