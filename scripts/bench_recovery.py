@@ -41,7 +41,7 @@ STEADY = 20
 """Batches between two kills."""
 
 
-def train(address: str, rank: int, keys: int) -> None:
+def train(address: str, rank: int, keys: int, lost_s: float) -> None:
     """Train until SIGTERM, and print when each batch is finished."""
     import numpy as np
 
@@ -50,7 +50,8 @@ def train(address: str, rank: int, keys: int) -> None:
     ends = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: ends.set())
     print("knocks", time.time(), flush=True)
-    with zkv.connect(address, rank=rank, world=WORKERS, insecure=True) as worker:
+    who = {"rank": rank, "world": WORKERS}
+    with zkv.connect(address, **who, insecure=True, broker_lost_s=lost_s) as worker:
         worker.init({f"k{at}": np.ones(VALUES, np.float32) for at in range(keys)})
         while not ends.is_set():
             with worker.batch() as batch:
@@ -141,7 +142,7 @@ class Run:
         return self._at(0, *ZKV, "server", "--broker", self.address, *self._bind, *QUIET)
 
     def _worker(self, rank: int) -> Process:
-        numbers = (str(rank), str(self._asked.keys))
+        numbers = (str(rank), str(self._asked.keys), str(max(10.0, self._lost_s)))
         return self._at(1 + rank, sys.executable, __file__, "--train", self.address, *numbers)
 
     def steady(self) -> None:
@@ -270,7 +271,7 @@ def measure(asked: argparse.Namespace) -> dict[str, dict[str, float]]:
 def main(arguments: list[str]) -> int:
     """Measure and print; return the exit code."""
     if arguments[:1] == ["--train"]:
-        train(arguments[1], int(arguments[2]), int(arguments[3]))
+        train(arguments[1], int(arguments[2]), int(arguments[3]), float(arguments[4]))
         return 0
     parser = argparse.ArgumentParser(prog="scripts/bench_recovery", add_help=False)
     parser.add_argument("--json", action="store_true")
