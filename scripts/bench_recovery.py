@@ -1,4 +1,4 @@
-"""Times recoveries from SIGKILL (`scripts/bench_recovery --help`).
+"""Times recoveries from kills, cuts and SIGTERM (`scripts/bench_recovery --help`).
 
 All times are of this machine's one clock, which every process prints what it does by.
 """
@@ -16,29 +16,44 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
+
+from machines import ADDRESS, Machine, NoNamespace, network
 
 ZKV = [sys.executable, "-m", "zkv_cli"]
 WORKERS, SERVERS, VALUES = 2, 2, 1_000
 QUIET = ("--log-level", "error")
 WORKER_LOST_S = 1.0
 PATIENCE_S = 30.0
+TARGETS_S = {
+    "broker restart": 0.5,
+    "worker rejoin": 1.0,
+    "partition healed": 2.0,
+    "worker drain": 5.0,
+    "failover": 1.0,
+}
+"""What is wanted, in seconds."""
+NOWHERE = "02:00:00:00:00:01"
+"""No card has this address: what is sent there is lost without a word."""
 STEADY = 20
 """Batches between two kills."""
 
 
-def train(address: str, rank: int, keys: int) -> None:
-    """Train until a signal ends this process, and print when each batch is finished."""
+def train(address: str, rank: int, keys: int, lost_s: float) -> None:
+    """Train until SIGTERM, and print when each batch is finished."""
     import numpy as np
 
     import zkv
 
+    ends = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: ends.set())
     print("knocks", time.time(), flush=True)
-    with zkv.connect(address, rank=rank, world=WORKERS) as worker:
+    who = {"rank": rank, "world": WORKERS}
+    with zkv.connect(address, **who, insecure=True, broker_lost_s=lost_s) as worker:
         worker.init({f"k{at}": np.ones(VALUES, np.float32) for at in range(keys)})
-        while True:
+        while not ends.is_set():
             with worker.batch() as batch:
                 for key, value in batch.params.items():
                     batch.push(key, value)
@@ -92,25 +107,43 @@ class Process:
 
 
 class Run:
-    """A cluster that trains."""
+    """A cluster that trains. On `machines` (one for broker and servers, one for each worker), if
+    there are any, else on loopback; a worker is lost after `lost_s`."""
 
-    def __init__(self, folder: str, keys: int) -> None:
-        self.address = f"tcp://127.0.0.1:{_port()}"
-        self._folder, self._keys = folder, keys
+    def __init__(
+        self,
+        folder: str,
+        asked: argparse.Namespace,
+        lost_s: float,
+        machines: Sequence[Machine] = (),
+    ) -> None:
+        host = ADDRESS.format(1) if machines else "127.0.0.1"
+        self.address = f"tcp://{host}:{_port()}"
+        self._bind = ("--bind", f"tcp://{host}:0", "--insecure")
+        self._folder, self._asked, self._lost_s = folder, asked, lost_s
+        self._machines = machines
         self.broker = self._broker()
         self.broker.line("broker at")
-        server = (*ZKV, "server", "--broker", self.address, *QUIET)
-        self.servers = [Process(*server) for _ in range(SERVERS)]
+        self.servers = [self._server() for _ in range(SERVERS)]
         self.workers = [self._worker(rank) for rank in range(WORKERS)]
+
+    def _at(self, place: int, *command: str) -> Process:
+        """Start a command on a machine."""
+        return Process(*(self._machines[place].command(*command) if self._machines else command))
 
     def _broker(self) -> Process:
         words = ("--bind", self.address, "--servers", str(SERVERS), "--workers", str(WORKERS))
-        lost = ("--worker-lost", str(WORKER_LOST_S))
-        return Process(*ZKV, "broker", *words, *lost, "--journal", self._folder, *QUIET)
+        lost = ("--worker-lost", str(self._lost_s), "--beat", self._asked.beat, "--insecure")
+        replicas = ("--replicas", str(self._asked.replicas)) if self._asked.replicas else ()
+        more = (*lost, *replicas, "--journal", self._folder, *QUIET)
+        return self._at(0, *ZKV, "broker", *words, *more)
+
+    def _server(self) -> Process:
+        return self._at(0, *ZKV, "server", "--broker", self.address, *self._bind, *QUIET)
 
     def _worker(self, rank: int) -> Process:
-        numbers = (str(rank), str(self._keys))
-        return Process(sys.executable, __file__, "--train", self.address, *numbers)
+        numbers = (str(rank), str(self._asked.keys), str(max(10.0, self._lost_s)))
+        return self._at(1 + rank, sys.executable, __file__, "--train", self.address, *numbers)
 
     def steady(self) -> None:
         """Wait until all train."""
@@ -141,6 +174,34 @@ class Run:
             "others": others - died,
         }
 
+    def drain_worker(self) -> dict[str, float]:
+        """SIGTERM for a worker: it finishes and leaves. Start one with its rank; return seconds."""
+        began = time.time()
+        self.workers[1].end(signal.SIGTERM)
+        took = time.time() - began
+        self.workers[1] = self._worker(1)
+        self.workers[1].line("knocks")
+        return {"worker drain": took}
+
+    def fail_over(self) -> dict[str, float]:
+        """Kill a server that has a copy elsewhere, and start another; return seconds."""
+        died = self.servers[-1].kill()
+        after = self.workers[0].batch_after(died + 0.1)
+        self.servers[-1] = self._server()
+        return {"failover": after - died}
+
+    def partition(self) -> dict[str, float]:
+        """Cut a worker off from all others, both ways, and mend it; return seconds since then."""
+        here, there = self._machines[0], self._machines[2]
+        ways = ((here, ADDRESS.format(3)), (there, ADDRESS.format(1)))
+        for place, address in ways:
+            place.must(f"ip neigh replace {address} lladdr {NOWHERE} dev card nud permanent")
+        time.sleep(self._asked.partition)
+        for place, address in ways:
+            place.must(f"ip neigh del {address} dev card")
+        healed = time.time()
+        return {"partition healed": self.workers[1].batch_after(healed) - healed}
+
     def end(self) -> None:
         """End all processes."""
         for worker in self.workers:
@@ -163,10 +224,12 @@ def _port() -> int:
 
 
 @contextmanager
-def training(keys: int) -> Iterator[Run]:
+def training(
+    asked: argparse.Namespace, lost_s: float = WORKER_LOST_S, machines: Sequence[Machine] = ()
+) -> Iterator[Run]:
     """Run a cluster, and end it."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(folder, keys)
+        run = Run(folder, asked, lost_s, machines)
         try:
             run.steady()
             yield run
@@ -174,15 +237,31 @@ def training(keys: int) -> Iterator[Run]:
             run.end()
 
 
-def measure(times: int, keys: int) -> dict[str, dict[str, float]]:
+def measure(asked: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the median and the worst of each time, in milliseconds."""
     found: dict[str, list[float]] = {}
-    with training(keys) as run:
-        for action in (run.restart_broker, run.restart_worker):
-            for _ in range(times):
-                for name, seconds in action().items():
-                    found.setdefault(name, []).append(1000 * seconds)
-                run.steady()
+
+    def repeat(run: Run, action: Callable[[], dict[str, float]], times: int) -> None:
+        for _ in range(times):
+            for name, seconds in action().items():
+                found.setdefault(name, []).append(1000 * seconds)
+            run.steady()
+
+    with training(asked) as run:
+        repeat(run, run.restart_broker, asked.times)
+        repeat(run, run.restart_worker, asked.times)
+        repeat(run, run.drain_worker, asked.times)
+        if asked.replicas:
+            repeat(run, run.fail_over, asked.times)
+    if asked.partition:
+        try:
+            with (
+                network(3, 0) as machines,
+                training(asked, 2 * asked.partition + 5, machines) as run,
+            ):
+                repeat(run, run.partition, asked.cuts)
+        except NoNamespace as error:
+            print(f"bench_recovery: no partition: {error}", file=sys.stderr)
     return {
         name: {"median_ms": round(median(each), 1), "worst_ms": round(max(each), 1)}
         for name, each in found.items()
@@ -192,26 +271,35 @@ def measure(times: int, keys: int) -> dict[str, dict[str, float]]:
 def main(arguments: list[str]) -> int:
     """Measure and print; return the exit code."""
     if arguments[:1] == ["--train"]:
-        train(arguments[1], int(arguments[2]), int(arguments[3]))
+        train(arguments[1], int(arguments[2]), int(arguments[3]), float(arguments[4]))
         return 0
     parser = argparse.ArgumentParser(prog="scripts/bench_recovery", add_help=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--keys", type=int, default=20)
+    parser.add_argument("--beat", default="0.5s")
+    parser.add_argument("--partition", type=float, default=10.0)
+    parser.add_argument("--cuts", type=int, default=3)
+    parser.add_argument("--replicas", type=int, default=0)
     asked = parser.parse_args(arguments)
-    if min(asked.times, asked.keys) < 1:
-        parser.error("--times and --keys are 1 or more")
+    if min(asked.times, asked.keys, asked.cuts) < 1:
+        parser.error("--times, --keys and --cuts are 1 or more")
+    if min(asked.partition, asked.replicas) < 0:
+        parser.error("--partition and --replicas are 0 or more")
     try:
-        figures = measure(asked.times, asked.keys)
+        figures = measure(asked)
     except TimeoutError as error:
         print(f"bench_recovery: {error}", file=sys.stderr)
         return 1
     if asked.json:
-        print(json.dumps({"times": asked.times, "keys": asked.keys, "figures": figures}))
+        told = {"times": asked.times, "keys": asked.keys, "beat": asked.beat}
+        targets = {name: 1000 * wanted for name, wanted in TARGETS_S.items()}
+        print(json.dumps({**told, "figures": figures, "targets_ms": targets}))
         return 0
-    print(f"{'':16} {'median':>9} {'worst':>9}   of {asked.times}")
+    print(f"{'':16} {'median':>9} {'worst':>9} {'wanted':>9}   beats {asked.beat} apart")
     for name, one in figures.items():
-        print(f"{name:16} {one['median_ms']:6.0f} ms {one['worst_ms']:6.0f} ms")
+        wanted = f"{1000 * TARGETS_S[name]:6.0f} ms" if name in TARGETS_S else ""
+        print(f"{name:16} {one['median_ms']:6.0f} ms {one['worst_ms']:6.0f} ms {wanted:>9}")
     return 0
 
 

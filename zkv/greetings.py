@@ -6,6 +6,7 @@ Each struct says in one sentence who sends it; nothing here decides anything.
 
 from __future__ import annotations
 
+from zkv.heartbeat import BEAT_S, Beats
 from zkv.wire import Frozen, Int, Name, Text, UInt
 
 
@@ -71,6 +72,8 @@ class Welcome(Frozen, frozen=True, tag=32):
     saves: bool = False
     """Whether there are snapshots, for which it may be asked what it began a batch with."""
     state: StateAt | None = None
+    beat_s: Beats = BEAT_S
+    """How often everybody of this run says that it is alive."""
 
 
 class ServerWelcome(Frozen, frozen=True, tag=33):
@@ -79,6 +82,7 @@ class ServerWelcome(Frozen, frozen=True, tag=33):
     index: UInt
     servers: UInt
     term: UInt
+    beat_s: Beats = BEAT_S
 
 
 class Beat(Frozen, frozen=True, tag=34):

@@ -82,6 +82,10 @@ class Link:
         self._resend_at: float | None = None
         self._resend_s = self._resend_first_s
 
+    def resend_after(self, resend_s: float) -> None:
+        """From the next acknowledgement on, pause so long before messages go out again."""
+        self._resend_first_s = resend_s
+
     @property
     def idle(self) -> bool:
         """Whether everything that was sent has been acknowledged."""
@@ -96,6 +100,10 @@ class Link:
     def next_number(self) -> int:
         """The number of the next message that is sent: the other end cannot have heard it."""
         return self._first_unacked + len(self._unacked)
+
+    def has_acknowledged(self, number: int) -> bool:
+        """Whether the other end has said that it has heard all up to this number."""
+        return self._first_unacked > number
 
     def send(self, message: Message) -> None:
         """Queue a message; `outgoing` gives the packets to put on the wire.

@@ -18,6 +18,7 @@ import zmq
 from zkv.alignment import Alignment
 from zkv.entries import Commit, Entry, Grant
 from zkv.errors import BadSnapshot, ConfigError, JournalError, ZkvError
+from zkv.heartbeat import tick_s
 from zkv.placements import placement
 from zkv.roles import ROLES
 from zkv.snapshot import encode
@@ -45,7 +46,6 @@ from zkv_net.sockets import (
 )
 
 log = logging.getLogger("zkv.broker")
-TICK_S = 0.1
 LINGER_MS = 500
 KEYS_EVERY_S = 0.5
 """How often the keys folder is looked at."""
@@ -283,6 +283,7 @@ class Broker:
         Raises:
             JournalError: the journal could not be written, or a later broker has taken over.
         """
+        pause_s = tick_s(self.config.beat_s)
         while not self._stopped.is_set():
             self._handle([r.Tick()])
             self._descriptors.look(time.monotonic())
@@ -290,7 +291,7 @@ class Broker:
             self._safety.tick()
             self._end_if_saved()
             try:
-                await asyncio.wait_for(self._stopped.wait(), TICK_S)
+                await asyncio.wait_for(self._stopped.wait(), pause_s)
             except TimeoutError:
                 continue
         if self._failed is not None:

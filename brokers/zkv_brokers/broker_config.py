@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from zkv.heartbeat import BEAT_S
 from zkv.limits import KEYS_MAX, LIMITS, MEMBERS_MAX, Limits
 from zkv.policy import SyncPolicy
 from zkv_brokers.config import RouterConfig
@@ -44,6 +45,8 @@ class BrokerConfig:
     """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
+    beat_s: float = BEAT_S
+    """How often everybody of the run says that it is alive."""
     io_threads: int = 1
     socket_bytes: int = 0
     """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
@@ -86,6 +89,7 @@ class BrokerConfig:
             data_address=data_address,
             worker_lost_s=self.worker_lost_s,
             server_lost_s=self.server_lost_s,
+            beat_s=self.beat_s,
             key=key,
             norm_limit=self.norm_limit,
             norm_action=self.norm_action,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zkv.heartbeat import BEAT_S
 from zkv.limits import KEYS_MAX, MEMBERS_MAX
 from zkv.policy import SyncPolicy
 
@@ -53,8 +54,8 @@ class RouterConfig:
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
     """A server that updates a large shard is silent for seconds; a dead one's connection breaks."""
-    beat_s: float = 0.5
-    link_resend_s: float = 1.0
+    beat_s: float = BEAT_S
+    """How often everybody of the run says that it is alive; members are told."""
     key: str = ""
     """The broker's own public key; "": there are no keys."""
     norm_limit: float = 0.0

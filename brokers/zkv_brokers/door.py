@@ -7,15 +7,29 @@ the answer whether that one still lives. Part of the router.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zkv import control as c
 from zkv.errors import Refused, ZkvError
+from zkv.heartbeat import BEAT_S, gone_s
 from zkv_brokers import requests
 from zkv_brokers.decisions import Decisions
 
 if TYPE_CHECKING:
+    from zkv_brokers.members import Worker
     from zkv_brokers.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A newcomer whose place somebody has: the peer `holder`, which was asked with the message
+    number `asked`, at `since`."""
+
+    hello: c.WorkerHello
+    since: float
+    holder: int
+    asked: int
 
 
 class Door:
@@ -24,7 +38,7 @@ class Door:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._early: dict[int, c.WorkerHello] = {}
-        self._contested: dict[int, tuple[c.WorkerHello, float]] = {}
+        self._contested: dict[int, Contest] = {}
 
     @property
     def outside(self) -> Iterable[int]:
@@ -48,8 +62,9 @@ class Door:
             )
         elif router.returning.waiting or not router.members.complete:
             self._early[peer] = hello
-        elif router.members.holder(hello) is not None:
-            self._contested.setdefault(peer, (hello, router.hub.now))
+        elif (holder := router.members.holder(hello)) is not None:
+            if peer not in self._contested:
+                self._contested[peer] = self._contest(hello, holder)
         else:
             self._admit(peer, hello, out)
 
@@ -65,30 +80,42 @@ class Door:
     def settle(self, out: Decisions) -> None:
         """Decide about newcomers whose name or rank is held: does the holder still live?
 
-        A live one is heard within a beat, and keeps its place; a dead one loses it within three.
+        A live one acknowledges what it is sent from now on, and keeps its place; one that is silent
+        for three beats loses it. That something is heard of it says nothing: a kernel goes on
+        sending what a dead process has left.
         """
         router = self._router
         router.gatekeeper.norms.put_out(router, out)
-        for peer, (hello, since) in list(self._contested.items()):
-            holder = router.members.holder(hello)
-            waited = router.hub.now - since
-            lives = holder is not None and router.hub.silent_s(holder.peer) < waited
-            if holder is not None and not lives and waited <= 3 * router.config.beat_s:
+        patience_s = gone_s(router.config.beat_s)
+        for peer, contest in list(self._contested.items()):
+            hello, holder = contest.hello, router.members.holder(contest.hello)
+            if holder is not None and holder.peer != contest.holder:
+                self._contested[peer] = self._contest(hello, holder)
                 continue
-            del self._contested[peer]
-            if holder is not None and not lives:
+            if holder is not None and not router.hub.has_acknowledged(holder.peer, contest.asked):
+                waited_s = router.hub.now - contest.since
+                if min(waited_s, router.hub.silent_s(holder.peer)) <= patience_s:
+                    continue
                 router.remove(holder, "a new process came in its place, and it was silent", out)
+            del self._contested[peer]
             try:
                 self._admit(peer, hello, out)
             except ZkvError as error:
                 router.refuse(peer, 0, error)
 
+    def _contest(self, hello: c.WorkerHello, holder: Worker) -> Contest:
+        """Ask the holder of a newcomer's place whether it lives."""
+        hub = self._router.hub
+        return Contest(hello, hub.now, holder.peer, hub.ask(holder.peer))
+
     def forget_silent(self) -> None:
         """Forget newcomers that have given up."""
         router = self._router
+        # Who has not been let in was not told how often to beat.
+        patience_s = max(router.config.worker_lost_s, gone_s(BEAT_S))
         for peer in router.hub.peers():
             strange = peer not in router.members.by_peer
-            if strange and router.hub.silent_s(peer) > router.config.worker_lost_s:
+            if strange and router.hub.silent_s(peer) > patience_s:
                 router.hub.forget(peer)
                 self.forget(peer)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zkv import control as c
 from zkv.entries import Configure, Epoch
 from zkv.errors import Refused, ZkvError
+from zkv.heartbeat import gone_s
 from zkv.layout import Layout
 from zkv.wire import MODEL
 from zkv_brokers.decisions import Decisions
@@ -91,7 +92,8 @@ class Fleet:
         here = f"{len(members.servers)} of {members.servers_wanted}"
         router.hub.note("info", f"{enrolled} is here, {here}")
         router.gatekeeper.server_joins(enrolled)
-        welcome = c.ServerWelcome(enrolled.index, members.servers_wanted, members.term)
+        wanted, beat_s = members.servers_wanted, router.config.beat_s
+        welcome = c.ServerWelcome(enrolled.index, wanted, members.term, beat_s)
         router.hub.send(peer, welcome)
         if late:
             for message in self._catch_up(out):
@@ -227,7 +229,7 @@ class Fleet:
             return
         for server in list(router.members.servers.values()):
             silent = router.hub.silent_s(server.peer)
-            gone = server.broken and silent > 3 * config.beat_s
+            gone = server.broken and silent > gone_s(config.beat_s)
             # A broker that was restarted has no connection to a dead one that could break.
             away = router.replicas.wanted and router.hub.is_away(server.peer)
             limit_s = config.server_lost_s if not away else config.worker_lost_s

@@ -167,6 +167,17 @@ class Hub:
             link.send(message)
             self._busy.add(peer)
 
+    def ask(self, peer: int) -> int:
+        """Send a peer something that only a live process can acknowledge, and return its number."""
+        self.send(peer, c.Beat(self.now))
+        link = self._links.get(peer)
+        return 0 if link is None else link.next_number - 1
+
+    def has_acknowledged(self, peer: int, number: int) -> bool:
+        """Return whether a peer that is still known has heard all up to this number."""
+        link = self._links.get(peer)
+        return link is not None and link.has_acknowledged(number)
+
     def echo(self, peer: int, beat: c.Beat) -> None:
         """Answer a beat that asks for it."""
         if beat.ask:

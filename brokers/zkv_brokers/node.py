@@ -25,6 +25,7 @@ from zkv.errors import (
     doctor_hint,
     from_code,
 )
+from zkv.heartbeat import BEAT_S, Pulse, link_resend_s
 from zkv.link import Link
 from zkv.spans import Spans
 from zkv.wire import STRANGERS, open_envelope
@@ -66,10 +67,10 @@ class NodeConfig:
     narrate_after_s: float = 2.0
     narrate_every_s: float = 5.0
     broker_lost_s: float = 10.0
-    beat_s: float = 0.5
+    beat_s: float = BEAT_S
+    """How often it beats until the broker says how often; a traced one is no slower later."""
     asks: bool = False
     """Whether its beats ask what the broker's clock says."""
-    link_resend_s: float = 1.0
     joins: bool = False
     """Whether it is one more, where all servers that were asked for are here."""
 
@@ -140,12 +141,12 @@ class Node:
         self.round_trips = RoundTrips()
         """Between this server and the broker."""
         self.welcome: c.ServerWelcome | None = None
+        self.pulse = Pulse(config.beat_s, traced=config.asks)
         self.failed: ZkvError | None = None
         self.trouble = ""
         """Why the broker cannot be reached, as far as its driver knows."""
-        self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
+        self._link = Link(instance, resend_s=link_resend_s(config.beat_s), rising=True)
         self._began = now
-        self._next_beat = now
         self._next_decoding = now
         self._next_word = now + config.narrate_after_s
         self._out: list[Action] = []
@@ -202,16 +203,16 @@ class Node:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
-        if now >= self._next_beat:
-            self._next_beat = now + self.config.beat_s
-            if self._link.peer:
-                self._link.send(c.Beat(now, ask=self.config.asks))
-                self._tell_decoding(now)
-                self._tell_traffic()
+        if self.pulse.due(now) and self._link.peer:
+            self._link.send(c.Beat(now, ask=self.config.asks))
+            self._tell_decoding(now)
+            self._tell_traffic()
         self._carry(self.shard.copies.requests(now))
         if self.welcome is None:
             self._wait_for_broker(now)
-        elif self._link.heard is not None and now - self._link.heard > self.config.broker_lost_s:
+        elif self._link.heard is not None and now - self._link.heard > self.pulse.patience_s(
+            self.config.broker_lost_s
+        ):
             silent = now - self._link.heard
             self._fail(
                 BrokerLost(
@@ -288,6 +289,8 @@ class Node:
                 self.round_trips.note(echo, at, now)
             case c.ServerWelcome(index=index, servers=servers):
                 self.welcome = message
+                self.pulse.told(message.beat_s, now)
+                self._link.resend_after(link_resend_s(message.beat_s))
                 text = f"this is server {index + 1} of {servers}, at {self.config.address}"
                 self._out.append(Note("info", text))
         self._feed(FromBroker(message), now)

@@ -20,6 +20,7 @@ from typing import Any
 from zkv import control as c
 from zkv.compute_times import ComputeTimes, InTurn
 from zkv.errors import ProtocolError
+from zkv.heartbeat import link_resend_s
 from zkv.policy import policy
 from zkv.wire import MODEL
 from zkv_brokers.config import RouterConfig
@@ -37,7 +38,7 @@ class _Listener(Hub):
     """The hub of a broker that lives again: notes when grants go out and finishes come in."""
 
     def __init__(self, router: Router, instance: int) -> None:
-        super().__init__(instance, resend_s=router.config.link_resend_s)
+        super().__init__(instance, resend_s=link_resend_s(router.config.beat_s))
         self.times_s: dict[int, list[float]] = {}
         """By worker number, in the order in which the batches were finished."""
         self._members = router.members

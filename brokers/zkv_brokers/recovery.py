@@ -29,7 +29,7 @@ from zkv_brokers.signals import Action, Complete, Event, GiveUp, Restarted, Tick
 from zkv_brokers.state import packed, unpacked
 
 FORMAT = "zkv broker 1"
-FREE = ("worker_lost_s", "server_lost_s", "beat_s", "link_resend_s", "max_members", "max_keys")
+FREE = ("worker_lost_s", "server_lost_s", "max_members", "max_keys")
 """Settings that may be others when a broker is started again. How many members there is room for
 depends on the process's descriptors, too."""
 BEGUN_FROM = ("restored", "restored_from")

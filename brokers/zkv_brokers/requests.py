@@ -40,6 +40,7 @@ def welcome(router: Router, worker: Worker) -> c.Welcome:
         topology=str(router.topology),
         saves=bool(router.config.snapshot_dir),
         state=router.restoring.state_of(worker),
+        beat_s=router.config.beat_s,
     )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from zkv import control as c
 from zkv.errors import ProtocolError, Refused, code_of
+from zkv.heartbeat import link_resend_s
 from zkv.layout import Layout
 from zkv.optimizer_spec import optimizer
 from zkv.policy import SyncPolicy
@@ -62,7 +63,7 @@ class Router:
         self.model_spec = optimizer(config.optimizer or MODEL_DEFAULT)
         self.plain_spec = optimizer(config.optimizer or PLAIN_DEFAULT)
         self.staleness = staleness(config.staleness)
-        resend_s, members = config.link_resend_s, config.max_members
+        resend_s, members = link_resend_s(config.beat_s), config.max_members
         self.hub = Hub(instance, resend_s=resend_s, members=members, lasts=config.lasts)
         self.coding = Coding(
             config.codec, config.codec_down, self._clock, self.model_spec.rule.name
@@ -129,11 +130,8 @@ class Router:
                 self.snapshots.hear(event)
             case Restarted(term, instance):
                 self.returning.begin(term, instance)
-        self.returning.look(out)
-        self.restoring.look(out)
-        self.moves.look(out)
-        self.fleet.look(out)
-        self.replicas.look(out)
+        for part in (self.returning, self.restoring, self.moves, self.fleet, self.replicas):
+            part.look(out)
         meeting.look(self, out)
         self.snapshots.look(out)
         if self.groups.model is not None:

@@ -30,6 +30,7 @@ from zkv.data_messages import (
 )
 from zkv.dtypes import Array
 from zkv.errors import ProtocolError
+from zkv.heartbeat import tick_s
 from zkv.wire import split_route
 from zkv_brokers import aggregates, dense
 from zkv_brokers.couriers import Couriers
@@ -52,7 +53,6 @@ from zkv_net.safety import Safety, choose
 from zkv_net.sockets import FdSocket, bind, new_socket
 
 log = logging.getLogger("zkv.server")
-TICK_S = 0.1
 LINGER_MS = 500
 
 
@@ -333,7 +333,7 @@ class Server:
             self._senders.forget_those_gone(self.node.shard.members, self._now())
             self._nearby.turn()
             self._descriptors.look(self._now())
-            await asyncio.wait({self._stopped}, timeout=TICK_S)
+            await asyncio.wait({self._stopped}, timeout=tick_s(self.node.pulse.beat_s))
         await self._stopped
 
     def stop(self, why: str = "") -> None:

@@ -22,13 +22,14 @@ import msgspec
 from zkv.alignment import Alignment
 from zkv.data_messages import Ack, Block, Got, Push
 from zkv.dtypes import Array
+from zkv.heartbeat import BEAT_S
 from zkv.spans import NETWORK, Spans, flow
 from zkv.wire import SEEDS
 
 log = logging.getLogger("zkv.trace")
 VARIABLE = "ZKV_TRACE"
 FORMAT = "zkv spans 1"
-BEAT_S, TRACED_BEAT_S = 0.5, 0.1
+TRACED_BEAT_S = 0.1
 """How often a process says that it is alive: when it is traced, each time is a round trip."""
 SENDS_MAX = 65_536
 """More than so many sends without an answer are not kept."""

@@ -15,6 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zkv import control as c
 from zkv.errors import ClusterNotReady, NotAuthorised, doctor_hint, from_code
+from zkv.heartbeat import BEAT_S
 from zkv.link import Link
 from zkv.wire import open_envelope
 from zkv_net import loop as net
@@ -24,8 +25,6 @@ from zkv_net.safety import choose, said_insecure
 from zkv_net.sockets import connect, new_socket
 
 TOKEN = 1
-BEAT_S = 0.5
-"""A wait for an answer says something so often."""
 Request = c.Status | c.Change | c.Rearrange | c.TakeSnapshot
 Heard = TypeVar("Heard")
 

@@ -301,6 +301,12 @@ LOST = (
         ("--server-lost-s", "--server-lost"),
         "Silence that makes a server lost, in seconds.",
     ),
+    Setting(
+        "beat_s",
+        str,
+        ("--beat-s", "--beat"),
+        "How often everybody says that it is alive: 0.5s (default), 50ms, ...; all are told.",
+    ),
 )
 BROKER_LOST = Setting(
     "broker_lost_s", float, ("--broker-lost",), "Silence that makes the broker lost, in seconds."

@@ -121,6 +121,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         limits=Limits(section.max_connections, section.max_rate),
         worker_lost_s=section.worker_lost_s,
         server_lost_s=section.server_lost_s,
+        beat_s=section.beat_s,
         io_threads=section.io_threads,
         socket_bytes=section.socket_buffer,
     )

@@ -31,6 +31,7 @@ from pydantic_settings import (
 )
 
 from zkv.errors import ConfigError
+from zkv.heartbeat import BEAT_S, beat
 from zkv.limits import CONNECTIONS_MAX, KEYS_MAX, MEMBERS_MAX, MESSAGES_PER_S
 from zkv.optimizer_spec import optimizer
 from zkv.placement import BLOCK_BYTES_LEAST
@@ -132,6 +133,16 @@ def _placement(text: str, info: ValidationInfo) -> str:
     return value.text
 
 
+def _beat(value: float, info: ValidationInfo) -> float:
+    for name in ("worker_lost_s", "server_lost_s"):
+        if (lost_s := info.data.get(name, math.inf)) <= value:
+            raise ValueError(
+                f"{value:g} s between heartbeats: everybody would be lost, after {lost_s:g} s of "
+                f"silence ({name}); give that more than the time between heartbeats"
+            )
+    return value
+
+
 def _topology(text: str) -> str:
     return str(topology(text))
 
@@ -149,6 +160,7 @@ LIVE: Mapping[str, Callable[[str], str]] = {
 Address = Annotated[str, AfterValidator(_address)]
 Dialled = Annotated[str, AfterValidator(_dialled)]
 Seconds = Annotated[float, AfterValidator(seconds)]
+Beat = Annotated[float, BeforeValidator(beat), AfterValidator(_beat)]
 Count = Annotated[int, Field(ge=1, le=65_535)]
 IoThreads = Annotated[int, Field(ge=1, le=IO_THREADS_MAX)]
 SocketBuffer = Annotated[int, BeforeValidator(size), AfterValidator(_buffer)]
@@ -201,6 +213,7 @@ class BrokerSection(Section):
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
     server_lost_s: Seconds = 20.0
+    beat_s: Beat = BEAT_S
     norm_limit: Annotated[float, AfterValidator(_norm)] = 0.0
     norm_action: Literal["refuse", "clip", "quarantine"] = "refuse"
     max_members: Annotated[int, Field(ge=1, le=MEMBERS_MAX * 16)] = MEMBERS_MAX

@@ -271,7 +271,7 @@ class AsyncWorker(AsyncTables, KeepsState):
         future = self._made.call(s.Leave)
         for _ in range(round(faces.LEAVE_TIMEOUT_S / faces.LEAVE_LOOK_S)):
             await asyncio.wait({future}, timeout=faces.LEAVE_LOOK_S)
-            if future.done() or self._made.silent_s > faces.LEAVE_SILENT_S:
+            if future.done() or self._made.broker_is_gone(faces.LEAVE_SILENT_S):
                 # If the broker is gone, it will notice that nothing is heard of this worker.
                 break
         if future.done() and not future.cancelled():

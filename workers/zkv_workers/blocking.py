@@ -339,7 +339,7 @@ class Worker(BlockingTables, KeepsState):
         self._left = True
         for _ in range(round(faces.LEAVE_TIMEOUT_S / faces.LEAVE_LOOK_S)):
             concurrent.futures.wait([future], faces.LEAVE_LOOK_S)
-            if future.done() or self._driver.silent_s > faces.LEAVE_SILENT_S:
+            if future.done() or self._driver.broker_is_gone(faces.LEAVE_SILENT_S):
                 # If the broker is gone, it will notice that nothing is heard of this worker.
                 break
 

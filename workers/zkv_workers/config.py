@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from zkv.errors import ConfigError
+from zkv.heartbeat import BEAT_S
 from zkv.wire import IO_THREADS_MAX, SHARED_BYTES, SOCKET_BYTES_MAX
 
 ROUTES = ("direct", "broker")
@@ -28,9 +29,9 @@ class SessionConfig:
     narrate_after_s: float = 2.0
     narrate_every_s: float = 5.0
     broker_lost_s: float = 10.0
-    beat_s: float = 0.5
+    beat_s: float = BEAT_S
+    """How often it beats until the broker says how often; a traced one is no slower later."""
     resend_s: float = 2.0
-    link_resend_s: float = 1.0
     companion_lost_s: float = 10.0
     """After so much silence of another worker, gradients are not added up through it."""
     report: str = ""

@@ -31,6 +31,7 @@ from zkv.data_messages import (
     encode_data,
 )
 from zkv.errors import Closed, ConfigError, ProtocolError
+from zkv.heartbeat import tick_s
 from zkv.spans import Spans
 from zkv.wire import split_route
 from zkv_net import loop as net
@@ -113,6 +114,10 @@ class Driver:
         """For how long nothing was heard of the broker, in seconds."""
         heard = self.session.heard
         return now() - (self._made_at if heard is None else heard)
+
+    def broker_is_gone(self, least_s: float) -> bool:
+        """Return whether the broker was not heard for three beats, and for so many seconds."""
+        return self.silent_s > self.session.pulse.patience_s(least_s)
 
     def traffic(self) -> Traffic:
         """Return what this worker's links have carried so far; may be called on any thread."""
@@ -337,7 +342,8 @@ class Driver:
     def _tick(self) -> None:
         if not self._closed:
             self.others.tick()
-            self._timer = self._loop.call_later(TICK_S, self._tick)
+            pause_s = tick_s(self.session.pulse.beat_s, TICK_S)
+            self._timer = self._loop.call_later(pause_s, self._tick)
             self.nearby.turn()
             self.feed(s.Tick(self.nearby.transport, self._trouble))
 

@@ -39,7 +39,7 @@ Key = str | int
 
 LEAVE_LOOK_S = 0.1
 LEAVE_SILENT_S = 1.5
-"""A broker that was not heard for three beats will not say goodbye."""
+"""A broker that was not heard for so long, and for three beats, will not say goodbye."""
 TELL_EVERY_S = 1.0
 """How often the broker is told where the time goes."""
 LEAVE_TIMEOUT_S = 60.0

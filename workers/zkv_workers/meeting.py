@@ -8,6 +8,7 @@ from msgspec import structs
 
 from zkv import control as c
 from zkv import data_messages as d
+from zkv.heartbeat import Pulse, link_resend_s
 from zkv.link import Link
 from zkv_workers import signals as s
 from zkv_workers.config import SessionConfig
@@ -19,6 +20,7 @@ class Meeting:
     def __init__(self, config: SessionConfig, link: Link) -> None:
         self._config = config
         self._link = link
+        self.pulse = Pulse(config.beat_s, traced=bool(config.trace))
         self.member: c.Welcome | None = None
         """What the broker has said; None: it has not let this worker in."""
 
@@ -27,9 +29,11 @@ class Meeting:
         me = self._config
         self._link.send(c.WorkerHello(me.name, me.rank, me.world, me.observer, me.host, me.pid))
 
-    def welcome(self, message: c.Welcome) -> list[s.Output]:
-        """The broker lets this worker in: greet all servers."""
+    def welcome(self, message: c.Welcome, now: float) -> list[s.Output]:
+        """The broker lets this worker in, and says how often it beats: greet all servers."""
         self.member = message
+        self.pulse.told(message.beat_s, now)
+        self._link.resend_after(link_resend_s(message.beat_s))
         return [s.Connect(_addresses(message.servers), message.data_address), *self.greet()]
 
     def told(self, message: c.Servers | c.Keyring | c.SaveState) -> list[s.Output]:
@@ -44,6 +48,14 @@ class Meeting:
         self.member = structs.replace(self.member, servers=message.servers)
         data_address = self.member.data_address
         return [s.Connect(_addresses(message.servers), data_address, False), *self.greet()]
+
+    def beat(self, now: float, transport: str) -> list[s.Output]:
+        """Say, if it is time, that this worker is alive and how its payloads travel; and greet."""
+        if not self.pulse.due(now):
+            return []
+        if self._link.peer:
+            self._link.send(c.Beat(now, None, bool(self._config.trace), transport))
+        return self.greet()
 
     def greet(self) -> list[s.Output]:
         """Return what tells servers of the route to this worker."""

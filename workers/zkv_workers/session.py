@@ -12,6 +12,7 @@ from zkv import data_messages as d
 from zkv import errors
 from zkv.alignment import RoundTrips
 from zkv.dtypes import Array
+from zkv.heartbeat import link_resend_s
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.placement import NEAR_BYTES_PER_S
@@ -41,7 +42,7 @@ class Session:
         self.broken: Exception | None = None
         self.uploads = Uploads(self.layout, config)
         self.requests = Requests(config)
-        self._link = Link(instance, resend_s=config.link_resend_s, rising=True)
+        self._link = Link(instance, resend_s=link_resend_s(config.beat_s), rising=True)
         self._meeting = Meeting(config, self._link)
         rate = NEAR_BYTES_PER_S if config.near else 0.0
         self._told = Told(self._link, measuring=config.measures, rate=rate)
@@ -59,7 +60,7 @@ class Session:
         """Between this worker and the broker."""
         self._behind = Behind()
         self._barrier = 0
-        self._next_beat = 0.0
+        self.pulse = self._meeting.pulse
         self._out: list[s.Output] = []
         self.now = 0.0
 
@@ -324,7 +325,7 @@ class Session:
     def _welcome(self, message: c.Welcome) -> None:
         self.made.incarnation = message.incarnation
         self.together.welcome(message, observer=self.config.observer)
-        self._out += self._meeting.welcome(message)
+        self._out += self._meeting.welcome(message, self.now)
         self._out += self._probe.begin(message, self.now)
         for token in self.requests.named("the cluster"):
             self._answer(token, self._meeting.membership)
@@ -382,16 +383,12 @@ class Session:
     # --- time --------------------------------------------------------------------------------
 
     def _tick(self, transport: str) -> None:
-        if self.now >= self._next_beat:
-            self._next_beat = self.now + self.config.beat_s
-            if self._link.peer:
-                self._link.send(c.Beat(self.now, None, bool(self.config.trace), transport))
-            self._out += self._meeting.greet()
+        self._out += self._meeting.beat(self.now, transport)
         if self.member is not None:
             self._out += self.downloads.overdue(self.member.incarnation, self.now)
         heard, joined = self._link.heard, self.member is not None
         silent_s = 0.0 if heard is None else self.now - heard
-        if joined and silent_s > self.config.broker_lost_s:
+        if joined and silent_s > self.pulse.patience_s(self.config.broker_lost_s):
             self.fail(self.requests.broker_lost(silent_s))
             return
         self._probe.tick(self.now)
