@@ -17,6 +17,7 @@ from zkv_brokers import moves as mo
 from zkv_brokers import parcels
 from zkv_brokers.bases import Bases
 from zkv_brokers.contributions import Contributions
+from zkv_brokers.live_copy import LiveCopy
 from zkv_workers.downloads import Downloads
 from zkv_workers.places import Places
 
@@ -142,7 +143,7 @@ def _copies_miss_what_the_log_does(patch: pytest.MonkeyPatch) -> None:
         if self.live:
             act()
 
-    patch.setattr(co._Copy, "do", do)
+    patch.setattr(LiveCopy, "do", do)
 
 
 def _moves_do_not_wait_for_the_update_that_is_foreseen(patch: pytest.MonkeyPatch) -> None:
