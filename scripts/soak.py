@@ -24,6 +24,8 @@ MUTANTS = (
     "tests/cluster/test_simulated_moves.py",
     "tests/cluster/test_simulated_snapshots.py",
     "tests/cluster/test_simulated_topologies.py",
+    "tests/cluster/test_simulated_on_demand.py",
+    "tests/cluster/test_simulated_unchanged.py",
 )
 
 

@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from zkv_net.safety import Safety
-from zkv_net.sockets import FdSocket, connect, monitored
+from zkv_net.sockets import FdSocket, connect, monitored, tries_often
 from zkv_net.sparing import Sparing
 
 log = logging.getLogger("zkv.net")
@@ -57,7 +57,7 @@ class Dialled(FdSocket):
         self._pause_s, self._unexplained = AGAIN_S, 0
         self._again: asyncio.TimerHandle | None = None
         safety.dial(socket, address)
-        monitor = monitored(socket, FAILED | LINKS)
+        monitor = monitored(socket, FAILED | LINKS | zmq.EVENT_CONNECTED)
         try:
             self._known_as = connect(socket, address)
         except BaseException:
@@ -70,7 +70,11 @@ class Dialled(FdSocket):
     def _event(self, frames: list[zmq.Frame]) -> None:
         if self._closed:
             return
-        event = int(parse_monitor_message([frame.bytes for frame in frames])["event"])
+        told = parse_monitor_message([frame.bytes for frame in frames])
+        event = int(told["event"])
+        if event == zmq.EVENT_CONNECTED:
+            tries_often(int(told["value"]))
+            return
         if event & LINKS:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._pause_s, self._unexplained = AGAIN_S, 0

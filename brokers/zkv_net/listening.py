@@ -19,7 +19,7 @@ from zkv.limits import STRIKES_S, Bucket, Limits
 from zkv_net.dialling import FAILED
 from zkv_net.links import cut, far_end, host_of
 from zkv_net.safety import Safety
-from zkv_net.sockets import FdSocket, monitored
+from zkv_net.sockets import FdSocket, monitored, tries_often
 from zkv_net.sparing import Sparing
 
 log = logging.getLogger("zkv.net")
@@ -110,6 +110,7 @@ class Listening(FdSocket):
         said = parse_monitor_message([frame.bytes for frame in frames])
         event, value = int(said["event"]), int(said["value"])
         if event == ACCEPTED:
+            tries_often(value)
             far = far_end(value)
             self._newest, self._open[value] = host_of(far), far
             if len(self._open) > self._limits.connections:

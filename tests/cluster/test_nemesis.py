@@ -28,8 +28,8 @@ IDLE = 3
 """The exit code of a run that has moved too little."""
 BROKEN = {
     "told_early": "lost: counts 0, was told committed",
-    "forgets_turns": "",
-    "word_is_enough": "",
+    "forgets_turns": "wrong: ",
+    "word_is_enough": "wrong: ",
 }
 """Rules that are removed, and what has to be told then."""
 

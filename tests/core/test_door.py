@@ -7,6 +7,7 @@ from zkv.link import Link
 from zkv.policy import policy
 from zkv.wire import open_envelope
 from zkv_brokers import router as r
+from zkv_brokers.state import packed, unpacked
 
 BEAT_S = 0.5
 WORKER = c.WorkerHello("w0", 0, 1, False, "host", 1)
@@ -72,6 +73,17 @@ def test_what_a_dead_process_has_left_on_the_way_does_not_keep_its_name() -> Non
     new.say(11.0 + 3 * BEAT_S + 0.05)
     assert new.told(c.Welcome)
     assert not new.told(c.Refusal)
+
+
+def test_a_contest_goes_on_behind_a_broker_that_died() -> None:
+    old, new = contest()
+    old.deaf = True
+    new.say(10.0, WORKER)
+    again = unpacked(packed(old.router))
+    assert again.door._contested == old.router.door._contested != {}
+    old.router = new.router = again
+    new.say(10.0 + 3 * BEAT_S + 0.05)
+    assert new.told(c.Welcome)
 
 
 def test_who_answers_keeps_its_name() -> None:
