@@ -30,7 +30,7 @@ from zkv_brokers.hub import Strike
 from zkv_brokers.lasting import Lasting
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
-from zkv_brokers.signals import Ask, Complete, GiveUp, Written
+from zkv_brokers.signals import Ask, Complete, Find, GiveUp, Written
 from zkv_net import about, descriptors, snapshot_folder, tracing
 from zkv_net import loop as net
 from zkv_net.curve import Curve
@@ -263,8 +263,10 @@ class Broker:
                     self._disk.complete(action)
                 case GiveUp():
                     self._disk.give_up(action)
+                case Find():
+                    self._disk.find(action)
 
-    def _disk_says(self, event: Written) -> None:
+    def _disk_says(self, event: Written | r.Found) -> None:
         self._handle([event])
         self._end_if_saved()
 

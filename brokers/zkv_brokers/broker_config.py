@@ -43,6 +43,7 @@ class BrokerConfig:
     """The keys folder; "": the one that ZKV_KEYS names, else the default one if keys are needed."""
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
+    server_back_s: float = 30.0
     io_threads: int = 1
     socket_bytes: int = 0
     """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
@@ -84,6 +85,7 @@ class BrokerConfig:
             data_address=data_address,
             worker_lost_s=self.worker_lost_s,
             server_lost_s=self.server_lost_s,
+            server_back_s=self.server_back_s,
             key=key,
             norm_limit=self.norm_limit,
             norm_action=self.norm_action,

@@ -51,6 +51,9 @@ class RouterConfig:
     worker_lost_s: float = 10.0
     server_lost_s: float = 20.0
     """A server that updates a large shard is silent for seconds; a dead one's connection breaks."""
+    server_back_s: float = 30.0
+    """How long another server is waited for in the place of a lost one, before the run goes back to
+    its last snapshot with those that are left."""
     beat_s: float = 0.5
     link_resend_s: float = 1.0
     key: str = ""

@@ -102,6 +102,7 @@ class Fleet:
     def forget(self, peer: int) -> None:
         """A late server that was early must not come in."""
         self._early.pop(peer, None)
+        self._router.rolling.forget(peer)
 
     def _catch_up(self, out: Decisions) -> Iterator[c.Catchup]:
         """Yield what a server has to know that was not here when it was written into the log."""
@@ -173,7 +174,7 @@ class Fleet:
         drained = server.index in self.retired and server.index not in self.owned()
         if drained or self.may_go(server):
             self._remove(server, why, out)
-        else:
+        elif not self._router.rolling.awaits(server, f"it has stopped ({why})"):
             self._router.fail("ServerLost", f"{server} stopped: {why}")
 
     def may_go(self, server: Server) -> bool:
@@ -210,7 +211,7 @@ class Fleet:
             why += f"nothing was heard of it for {silent:.1f} s"
             if self.may_go(server):
                 self._remove(server, why, out)
-            else:
+            elif not router.rolling.awaits(server, why, silent=True):
                 router.fail("ServerLost", f"{server} is lost: {why}")
 
     def _remove(self, server: Server, why: str, out: Decisions) -> None:

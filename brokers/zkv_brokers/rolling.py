@@ -1,0 +1,397 @@
+"""The way back of a running cluster: all servers and workers begin again from a snapshot, at once.
+
+It is asked for (`GoBack`), or a server is lost that owned keys. Then another one is waited for in
+its place, for a while; meanwhile nobody can finish anything that the lost one has part in. When the
+snapshot is found whole, another router takes this one's place, which begins from its manifest as
+any run with `--restore` does (`restoring`): nothing in a router that runs has to be mended, and
+nothing of the old run can be left in the new one but what is handed over here. Links go on, so each
+member is told (`RollBack`) behind all that the old run has told it, and says `WentBack` before all
+that it says of the new one; what comes of it before that is of the old run, and is dropped. Pure.
+Part of the router.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from zkv import control as c
+from zkv import snapshot as sn
+from zkv.errors import BadSnapshot, Refused
+from zkv.reasons import Reason
+from zkv_brokers.decisions import Decisions
+from zkv_brokers.hub import Hub
+from zkv_brokers.members import Members, Server, Worker
+from zkv_brokers.signals import Action, Find, Found
+
+if TYPE_CHECKING:
+    from zkv_brokers.router import Router
+
+HEARD_AGAIN = 3
+"""A server that was silent too long is there again when it was heard within so many beats."""
+
+
+@dataclass(slots=True)
+class _Lost:
+    """A server that is gone."""
+
+    server: Server
+    why: str
+    silent: bool
+    """Whether it was only silent: then it may be heard again, with all that it held."""
+
+
+class Rolling:
+    """What one router does about going back, and what it knows of the run before it."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._lost: dict[int, _Lost] = {}
+        self._until = 0.0
+        """When it goes back with the servers that are left."""
+        self._spare: dict[int, c.ServerHello] = {}
+        """Servers that have come meanwhile, by the instance number of their process."""
+        self._asked: tuple[int, int, str] | None = None
+        """(peer, token, name of the snapshot) of who has asked for it."""
+        self._looking = False
+        """Whether a snapshot is being looked for."""
+        self._find: list[Find] = []
+        self._unmarked: set[int] = set()
+        """Members of the run before, of which nothing has come yet but what is of that run."""
+        self._answer: tuple[int, int, dict[str, Any]] | None = None
+        """(peer, token, figures) for who has asked for what led to this run."""
+        self.times = 0
+        """How often this cluster has gone back."""
+        self.last: dict[str, Any] | None = None
+        self.problems: list[str] = []
+        """Why snapshots could not be used that this run was to go back to."""
+
+    # --- servers that are lost, and that come ----------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a server is lost, and the run stands still until it goes back."""
+        return bool(self._lost)
+
+    def awaits(self, server: Server, why: str, *, silent: bool = False) -> bool:
+        """A server is lost that owned keys: return whether there is a way back without it."""
+        router = self._router
+        if not router.snapshots.kept or router.failed is not None:
+            return False
+        if server.index not in self._lost:
+            if not self._lost:
+                self._until = router.hub.now + router.config.server_back_s
+            self._lost[server.index] = _Lost(server, why, silent)
+            router.hub.note("error", self.why_waiting())
+        return True
+
+    def why_waiting(self) -> str:
+        """Return who is lost, what is waited for, and what happens then; "" if nobody is."""
+        if not self._lost:
+            return ""
+        router, kept = self._router, self._router.snapshots.kept[0]
+        names = ", and ".join(f"{one.server} is lost: {one.why}" for one in self._lost.values())
+        wait_s, address = router.config.server_back_s, router.config.address
+        return (
+            f"{names}. Another server is waited for in its place, for {wait_s:g} s "
+            f"(--server-back): zkv server --broker {address}; then all go back to version "
+            f"{kept.version} of snapshot {kept.name}"
+        )
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why everybody waits, if a server is lost."""
+        words = self.why_waiting()
+        return Reason("every server must be here", words=words) if words else None
+
+    def holds(self, peer: int, hello: c.ServerHello) -> bool:
+        """Keep a server that has come in the place of a lost one; return whether it was kept.
+
+        Raises:
+            Refused: it holds something of an earlier run.
+        """
+        if not self._lost:
+            return False
+        if hello.started:
+            raise Refused(f"server {hello.name!r} holds blocks of an earlier run; start it anew")
+        self._spare[peer] = hello
+        return True
+
+    def forget(self, peer: int) -> None:
+        """A newcomer must not come in, or has given up."""
+        self._spare.pop(peer, None)
+
+    def again(self) -> None:
+        """The broker goes on in another process: what was being looked for is looked for again."""
+        self._looking = False
+
+    # --- what is asked for -----------------------------------------------------------------------
+
+    def ask(self, peer: int, message: c.GoBack) -> None:
+        """Somebody wants the run to go back.
+
+        Raises:
+            Refused: there is no snapshot, or it is about to go back.
+        """
+        router = self._router
+        if self._lost or self._asked is not None or self._answer is not None:
+            raise Refused("the run is about to go back to a snapshot")
+        if not (router.config.snapshot_dir or router.snapshots.kept):
+            raise Refused(
+                "this broker knows no folder of snapshots: start it with --snapshot-dir FOLDER"
+            )
+        if message.name and not sn.NAME.fullmatch(message.name):
+            raise Refused(
+                f"{message.name!r} is no snapshot's name; zkv snapshot list FOLDER says which "
+                "there are"
+            )
+        self._asked = peer, message.token, message.name
+
+    def look(self, out: Decisions) -> None:
+        """See whether it is time to go back."""
+        router = self._router
+        self._lost = {n: one for n, one in self._lost.items() if not self._is_back(one)}
+        if self._looking or router.failed is not None:
+            return
+        if self._asked is not None:
+            self._looking = True
+            self._find.append(Find(self._wanted(self._asked[2])))
+        elif self._lost and self._is_time():
+            if len(self._lost) == len(router.members.servers) and not self._spare:
+                one = next(iter(self._lost.values()))
+                limit = f"no server has come in its place within {router.config.server_back_s:g} s"
+                router.fail("ServerLost", f"{one.server} is lost: {one.why}; {limit}")
+                return
+            self._looking = True
+            self._find.append(Find(tuple((one.url, one.name) for one in router.snapshots.kept)))
+
+    def _is_back(self, one: _Lost) -> bool:
+        hub, beat_s = self._router.hub, self._router.config.beat_s
+        heard = hub.silent_s(one.server.peer) < HEARD_AGAIN * beat_s and not one.server.broken
+        back = one.silent and heard
+        if back:
+            hub.note("warning", f"{one.server} is heard again: nothing is lost")
+        return back
+
+    def _is_time(self) -> bool:
+        return len(self._spare) >= len(self._lost) or self._router.hub.now >= self._until
+
+    def _wanted(self, name: str) -> tuple[tuple[str, str], ...]:
+        router = self._router
+        for one in router.snapshots.kept:
+            if one.name == name:
+                return ((one.url, name),)
+        folder = router.config.snapshot_dir or router.snapshots.kept[0].url
+        return ((folder, name),)
+
+    def actions(self) -> list[Find]:
+        """Return what is to be looked for now."""
+        found, self._find = self._find, []
+        return found
+
+    # --- going back ------------------------------------------------------------------------------
+
+    def found(self, event: Found) -> list[Action] | None:
+        """What was looked for is there, or not: return what another router that takes this one's
+        place has to say at once (`Router.successor`); None: this one goes on."""
+        router = self._router
+        self._looking = False
+        asked, self._asked = self._asked, None
+        if asked is None and not (self._lost and self._is_time()):
+            return None  # The lost server was heard again meanwhile.
+        why = event.why
+        try:
+            manifest = sn.decode(event.manifest.encode(), event.url) if not why else None
+            if manifest is not None:
+                self._check(manifest)
+        except BadSnapshot as error:
+            manifest, why = None, str(error)
+        if manifest is not None and not self.servers():
+            manifest, why = None, "no server is here"
+        if manifest is not None:
+            return self._go_back(event, manifest, asked)
+        if asked is not None:
+            router.hub.note("error", f"the run does not go back: {why}")
+            router.hub.send(asked[0], c.Refusal(asked[1], "BadSnapshot", why[:4000]))
+        else:
+            lost = next(iter(self._lost.values()))
+            no = f"no snapshot can be gone back to: {why}"
+            router.fail("ServerLost", f"{lost.server} is lost: {lost.why}; {no}")
+        return None
+
+    def _check(self, manifest: sn.Manifest) -> None:
+        """Check that a snapshot is of this run's keys: workers hold arrays for those.
+
+        Raises:
+            BadSnapshot: a key is another one there, or is none here.
+        """
+        layout = self._router.layout
+        here = {entry.spec.key: entry.spec for entry in layout.entries.values()}
+        for entry in [one for init in manifest.inits for one in init.keys] if here else []:
+            mine = here.get(entry.spec.key)
+            if mine != entry.spec:
+                is_here = f"is {mine}" if mine is not None else "there is none of that name"
+                raise BadSnapshot(
+                    f"snapshot {manifest.name} is of another run: key {entry.spec.key!r} is "
+                    f"{entry.spec} there; here it {is_here}. A new cluster begins from it with "
+                    "--restore"
+                )
+
+    def _go_back(
+        self, event: Found, manifest: sn.Manifest, asked: tuple[int, int, str] | None
+    ) -> list[Action]:
+        router = self._router
+        config = replace(router.config, restored=event.manifest, restored_from=event.url)
+        term = max(event.term, router.members.term + 1)
+        new = type(router)(config, term=term, instance=router.hub.instance, before=router)
+        router.successor = new
+        why = ", and ".join(f"{one.server} is lost: {one.why}" for one in self._lost.values())
+        undone = max(0, router.groups.version - manifest.version)
+        told = c.RollBack(
+            term,
+            manifest.name,
+            manifest.version,
+            undone,
+            (why or "it was asked for (zkv restore)")[:4000],
+            [init.init for init in manifest.inits],
+        )
+        out = Decisions(len(new.log))
+        new.rolling.take_over(router, told, self.servers(), out)
+        if asked is not None:
+            figures = {"name": manifest.name, "version": manifest.version, "undone": undone}
+            new.rolling._answer = (*asked[:2], {**figures, "url": event.url})
+        return new._flush(out)
+
+    def servers(self) -> list[tuple[int, c.ServerHello]]:
+        """Return the servers of the new run (peer, hello) in the order of their numbers: who came
+        in the place of a lost one has its number."""
+        spare = list(self._spare.items())
+        found = []
+        for index, server in sorted(self._router.members.servers.items()):
+            if index not in self._lost:
+                found.append((server.peer, server.hello))
+            elif spare:
+                found.append(spare.pop(0))
+        return found + spare
+
+    def take_over(
+        self,
+        old: Router,
+        told: c.RollBack,
+        servers: list[tuple[int, c.ServerHello]],
+        out: Decisions,
+    ) -> None:
+        """Begin as the run that goes on in the place of another one."""
+        router = self._router
+        router.hub.note(
+            "warning",
+            f"going back to version {told.version} of snapshot {told.name}, {told.undone} updates: "
+            f"{told.why}",
+        )
+        before, self.times = old.rolling, old.rolling.times + 1
+        self.last = {"name": told.name, "version": told.version, "why": told.why}
+        self.last["undone"], self.problems = told.undone, before.problems
+        for one in before._lost.values():
+            router.hub.send(one.server.peer, c.Fatal("ServerLost", told.why))
+            router.hub.close(one.server.peer)
+        if before._answer is not None:
+            peer, token, _ = before._answer
+            router.hub.send(
+                peer, c.Refusal(token, "Refused", f"it has gone back again: {told.why}")
+            )
+        router.gatekeeper.take_over(old.gatekeeper)
+        router.snapshots.take_over(old.snapshots, told.name)
+        router.moves.placement = old.moves.placement
+        for peer, hello in servers:
+            if peer in old.members.by_peer:
+                self._tell(peer, told)
+            router.fleet.hello(peer, structs.replace(hello, started=False, joins=False), out)
+        self._take_workers(old, told, out)
+        router.fleet.changed()
+        router.restoring.look(out)
+        router.door.take_over(old.door, out)
+
+    def _take_workers(self, old: Router, told: c.RollBack, out: Decisions) -> None:
+        """Members stay members, under their numbers, and those who trained begin together."""
+        router, model = self._router, old.groups.model
+        trained = set(old.groups.begun) | old.groups.cohort
+        trained |= set(model.incarnations.values()) if model is not None else set()
+        trained |= set(old.groups.draws.idle.values())
+        for worker in sorted(old.members.workers.values(), key=lambda one: one.number):
+            self._tell(worker.peer, told)
+            number = worker.hello.rank if worker.hello.observer else worker.number
+            # Where the start line is passed, nobody is waited for but those who are here.
+            world = 0 if old.line_passed else worker.hello.world
+            hello = structs.replace(worker.hello, rank=number, world=world)
+            admitted = router.door.admit(worker.peer, hello, out)
+            if worker.incarnation in trained and not worker.leaving:
+                router.groups.cohort.add(admitted.incarnation)
+
+    def _tell(self, peer: int, told: c.RollBack) -> None:
+        self._unmarked.add(peer)
+        self._router.hub.send(peer, told)
+
+    # --- the new run -----------------------------------------------------------------------------
+
+    def is_of_old(self, peer: int, message: c.Message) -> bool:
+        """Return whether a member speaks of the run before; it says when it does not any more."""
+        if isinstance(message, c.WentBack):
+            if message.term == self._router.members.term:
+                self._unmarked.discard(peer)
+            return True
+        return peer in self._unmarked and not isinstance(message, c.Beat)
+
+    def done(self) -> None:
+        """All servers hold the snapshot."""
+        if self._answer is not None:
+            peer, token, figures = self._answer
+            self._router.hub.send(peer, c.Reply(token, figures))
+            self._answer = None
+
+    def unusable(self, server: Server, why: str) -> bool:
+        """A server cannot use the snapshot: return whether the run goes back to an older one."""
+        router, text = self._router, f"{server} cannot restore its part: {why}"
+        kept = router.snapshots.kept
+        if self._answer is not None:
+            peer, token, _ = self._answer
+            router.hub.send(peer, c.Refusal(token, "BadSnapshot", text[:4000]))
+            self._answer = None
+        self.problems.append(text)
+        if not self.times or len(kept) < 2:
+            return False
+        router.hub.note("error", f"{text}; trying the one before")
+        del kept[0]
+        self._asked = 0, 0, kept[0].name
+        return True
+
+    def plain(self) -> dict[str, Any]:
+        """Return the status's figures."""
+        return {"times": self.times, "waiting": self.why_waiting(), "last": self.last}
+
+
+def handed_over(old: Router, term: int) -> tuple[Members, Hub, bool]:
+    """Return what the router that takes this one's place begins with: members, of which nobody is
+    there yet, the links, and whether the start line is passed."""
+    workers = 1 if old.line_passed else old.config.workers
+    before = old.members
+    members = Members(
+        term, len(old.rolling.servers()), workers, workers_min=before.workers_min, left=before.left
+    )
+    return members, old.hub, old.line_passed
+
+
+def cohort_reason(router: Router, worker: Worker) -> Reason | None:
+    """Return whom a worker waits for where all begin together; None if that is not so."""
+    groups, members = router.groups, router.members
+    missing = groups.cohort & members.workers.keys() - groups.begun
+    if not missing or worker.incarnation not in groups.begun or router.catalog.pending:
+        return None
+    names = ", ".join(str(members.workers[one]) for one in sorted(missing)[:4])
+    return Reason(
+        "all begin together",
+        need=len(groups.cohort),
+        have=len(groups.cohort) - len(missing),
+        words=f"all begin together, and {names} has not asked for a batch yet",
+    )
