@@ -301,6 +301,8 @@ class Broker:
     def stop(self, why: str = "") -> None:
         """End `serve`, with a last snapshot if there is a folder for it, in bounded time."""
         log.info("stopping %s", why)
+        if self.router is not None and self.router.rolling.waiting:
+            self._handle([Ask()])  # Nobody will come back: those who wait are told so.
         cannot = self.router is None or self._failed is not None or not self.router.snapshots.may
         if self._stops_at is not None or cannot:
             # A router whose journal has failed may not decide anything more.

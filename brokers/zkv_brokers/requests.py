@@ -17,8 +17,8 @@ from zkv_brokers import reasons
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
-from zkv_brokers.rolling import cohort_reason
 from zkv_brokers.rules import Rules
+from zkv_brokers.taking_over import cohort_reason
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router

@@ -15,16 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from zkv import control as c
 from zkv import snapshot as sn
-from zkv.errors import BadSnapshot, Refused
+from zkv.errors import BadSnapshot, Refused, ZkvError
 from zkv.reasons import Reason
 from zkv_brokers.decisions import Decisions
-from zkv_brokers.hub import Hub
-from zkv_brokers.members import Members, Server, Worker
+from zkv_brokers.members import Server
 from zkv_brokers.signals import Action, Find, Found
+from zkv_brokers.taking_over import take_over
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -48,7 +46,7 @@ class Rolling:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._lost: dict[int, _Lost] = {}
+        self.lost: dict[int, _Lost] = {}
         self._until = 0.0
         """When it goes back with the servers that are left."""
         self._spare: dict[int, c.ServerHello] = {}
@@ -58,9 +56,9 @@ class Rolling:
         self._looking = False
         """Whether a snapshot is being looked for."""
         self._find: list[Find] = []
-        self._unmarked: set[int] = set()
+        self.unmarked: set[int] = set()
         """Members of the run before, of which nothing has come yet but what is of that run."""
-        self._answer: tuple[int, int, dict[str, Any]] | None = None
+        self.answer: tuple[int, int, dict[str, Any]] | None = None
         """(peer, token, figures) for who has asked for what led to this run."""
         self.times = 0
         """How often this cluster has gone back."""
@@ -73,26 +71,26 @@ class Rolling:
     @property
     def waiting(self) -> bool:
         """Whether a server is lost, and the run stands still until it goes back."""
-        return bool(self._lost)
+        return bool(self.lost)
 
     def awaits(self, server: Server, why: str, *, silent: bool = False) -> bool:
         """A server is lost that owned keys: return whether there is a way back without it."""
         router = self._router
         if not router.snapshots.kept or router.failed is not None:
             return False
-        if server.index not in self._lost:
-            if not self._lost:
+        if server.index not in self.lost:
+            if not self.lost:
                 self._until = router.hub.now + router.config.server_back_s
-            self._lost[server.index] = _Lost(server, why, silent)
+            self.lost[server.index] = _Lost(server, why, silent)
             router.hub.note("error", self.why_waiting())
         return True
 
     def why_waiting(self) -> str:
         """Return who is lost, what is waited for, and what happens then; "" if nobody is."""
-        if not self._lost:
+        if not self.lost:
             return ""
         router, kept = self._router, self._router.snapshots.kept[0]
-        names = ", and ".join(f"{one.server} is lost: {one.why}" for one in self._lost.values())
+        names = ", and ".join(f"{one.server} is lost: {one.why}" for one in self.lost.values())
         wait_s, address = router.config.server_back_s, router.config.address
         return (
             f"{names}. Another server is waited for in its place, for {wait_s:g} s "
@@ -107,17 +105,25 @@ class Rolling:
         return Reason("every server must be here", words=words) if words else None
 
     def holds(self, peer: int, hello: c.ServerHello) -> bool:
-        """Keep a server that has come in the place of a lost one; return whether it was kept.
+        """Keep a server that has come in the place of a lost one, or of one that may be, as its
+        connection broke; return whether it was kept.
 
         Raises:
             Refused: it holds something of an earlier run.
         """
-        if not self._lost:
+        if not (self.lost or self._in_doubt):
             return False
         if hello.started:
             raise Refused(f"server {hello.name!r} holds blocks of an earlier run; start it anew")
         self._spare[peer] = hello
         return True
+
+    @property
+    def _in_doubt(self) -> bool:
+        members = self._router.members
+        if not self._router.snapshots.kept:
+            return False
+        return members.complete and any(one.broken for one in members.servers.values())
 
     def forget(self, peer: int) -> None:
         """A newcomer must not come in, or has given up."""
@@ -136,7 +142,7 @@ class Rolling:
             Refused: there is no snapshot, or it is about to go back.
         """
         router = self._router
-        if self._lost or self._asked is not None or self._answer is not None:
+        if self.lost or self._asked is not None or self.answer is not None:
             raise Refused("the run is about to go back to a snapshot")
         if not (router.config.snapshot_dir or router.snapshots.kept):
             raise Refused(
@@ -152,17 +158,23 @@ class Rolling:
     def look(self, out: Decisions) -> None:
         """See whether it is time to go back."""
         router = self._router
-        self._lost = {n: one for n, one in self._lost.items() if not self._is_back(one)}
+        self.lost = {n: one for n, one in self.lost.items() if not self._is_back(one)}
+        if self._spare and not (self.lost or self._in_doubt):
+            spare, self._spare = self._spare, {}
+            for peer, hello in spare.items():
+                try:
+                    router.fleet.hello(peer, hello, out)
+                except ZkvError as error:
+                    router.refuse(peer, 0, error)
         if self._looking or router.failed is not None:
             return
         if self._asked is not None:
             self._looking = True
             self._find.append(Find(self._wanted(self._asked[2])))
-        elif self._lost and self._is_time():
-            if len(self._lost) == len(router.members.servers) and not self._spare:
-                one = next(iter(self._lost.values()))
-                limit = f"no server has come in its place within {router.config.server_back_s:g} s"
-                router.fail("ServerLost", f"{one.server} is lost: {one.why}; {limit}")
+        elif self.lost and self._is_time():
+            if not self.servers():
+                limit_s = router.config.server_back_s
+                self.give_up(f"no server has come in its place within {limit_s:g} s")
                 return
             self._looking = True
             self._find.append(Find(tuple((one.url, one.name) for one in router.snapshots.kept)))
@@ -176,7 +188,7 @@ class Rolling:
         return back
 
     def _is_time(self) -> bool:
-        return len(self._spare) >= len(self._lost) or self._router.hub.now >= self._until
+        return len(self._spare) >= len(self.lost) or self._router.hub.now >= self._until
 
     def _wanted(self, name: str) -> tuple[tuple[str, str], ...]:
         router = self._router
@@ -199,7 +211,7 @@ class Rolling:
         router = self._router
         self._looking = False
         asked, self._asked = self._asked, None
-        if asked is None and not (self._lost and self._is_time()):
+        if asked is None and not (self.lost and self._is_time()):
             return None  # The lost server was heard again meanwhile.
         why = event.why
         try:
@@ -216,10 +228,13 @@ class Rolling:
             router.hub.note("error", f"the run does not go back: {why}")
             router.hub.send(asked[0], c.Refusal(asked[1], "BadSnapshot", why[:4000]))
         else:
-            lost = next(iter(self._lost.values()))
-            no = f"no snapshot can be gone back to: {why}"
-            router.fail("ServerLost", f"{lost.server} is lost: {lost.why}; {no}")
+            self.give_up(f"no snapshot can be gone back to: {why}")
         return None
+
+    def give_up(self, why: str) -> None:
+        """There is no way back: the run fails."""
+        lost = next(iter(self.lost.values()))
+        self._router.fail("ServerLost", f"{lost.server} is lost: {lost.why}; {why}")
 
     def _check(self, manifest: sn.Manifest) -> None:
         """Check that a snapshot is of this run's keys: workers hold arrays for those.
@@ -247,7 +262,7 @@ class Rolling:
         term = max(event.term, router.members.term + 1)
         new = type(router)(config, term=term, instance=router.hub.instance, before=router)
         router.successor = new
-        why = ", and ".join(f"{one.server} is lost: {one.why}" for one in self._lost.values())
+        why = ", and ".join(f"{one.server} is lost: {one.why}" for one in self.lost.values())
         undone = max(0, router.groups.version - manifest.version)
         told = c.RollBack(
             term,
@@ -258,10 +273,10 @@ class Rolling:
             [init.init for init in manifest.inits],
         )
         out = Decisions(len(new.log))
-        new.rolling.take_over(router, told, self.servers(), out)
+        take_over(router, new, told, out)
         if asked is not None:
             figures = {"name": manifest.name, "version": manifest.version, "undone": undone}
-            new.rolling._answer = (*asked[:2], {**figures, "url": event.url})
+            new.rolling.answer = (*asked[:2], {**figures, "url": event.url})
         return new._flush(out)
 
     def servers(self) -> list[tuple[int, c.ServerHello]]:
@@ -270,68 +285,11 @@ class Rolling:
         spare = list(self._spare.items())
         found = []
         for index, server in sorted(self._router.members.servers.items()):
-            if index not in self._lost:
+            if index not in self.lost:
                 found.append((server.peer, server.hello))
             elif spare:
                 found.append(spare.pop(0))
         return found + spare
-
-    def take_over(
-        self,
-        old: Router,
-        told: c.RollBack,
-        servers: list[tuple[int, c.ServerHello]],
-        out: Decisions,
-    ) -> None:
-        """Begin as the run that goes on in the place of another one."""
-        router = self._router
-        router.hub.note(
-            "warning",
-            f"going back to version {told.version} of snapshot {told.name}, {told.undone} updates: "
-            f"{told.why}",
-        )
-        before, self.times = old.rolling, old.rolling.times + 1
-        self.last = {"name": told.name, "version": told.version, "why": told.why}
-        self.last["undone"], self.problems = told.undone, before.problems
-        for one in before._lost.values():
-            router.hub.send(one.server.peer, c.Fatal("ServerLost", told.why))
-            router.hub.close(one.server.peer)
-        if before._answer is not None:
-            peer, token, _ = before._answer
-            router.hub.send(
-                peer, c.Refusal(token, "Refused", f"it has gone back again: {told.why}")
-            )
-        router.gatekeeper.take_over(old.gatekeeper)
-        router.snapshots.take_over(old.snapshots, told.name)
-        router.moves.placement = old.moves.placement
-        for peer, hello in servers:
-            if peer in old.members.by_peer:
-                self._tell(peer, told)
-            router.fleet.hello(peer, structs.replace(hello, started=False, joins=False), out)
-        self._take_workers(old, told, out)
-        router.fleet.changed()
-        router.restoring.look(out)
-        router.door.take_over(old.door, out)
-
-    def _take_workers(self, old: Router, told: c.RollBack, out: Decisions) -> None:
-        """Members stay members, under their numbers, and those who trained begin together."""
-        router, model = self._router, old.groups.model
-        trained = set(old.groups.begun) | old.groups.cohort
-        trained |= set(model.incarnations.values()) if model is not None else set()
-        trained |= set(old.groups.draws.idle.values())
-        for worker in sorted(old.members.workers.values(), key=lambda one: one.number):
-            self._tell(worker.peer, told)
-            number = worker.hello.rank if worker.hello.observer else worker.number
-            # Where the start line is passed, nobody is waited for but those who are here.
-            world = 0 if old.line_passed else worker.hello.world
-            hello = structs.replace(worker.hello, rank=number, world=world)
-            admitted = router.door.admit(worker.peer, hello, out)
-            if worker.incarnation in trained and not worker.leaving:
-                router.groups.cohort.add(admitted.incarnation)
-
-    def _tell(self, peer: int, told: c.RollBack) -> None:
-        self._unmarked.add(peer)
-        self._router.hub.send(peer, told)
 
     # --- the new run -----------------------------------------------------------------------------
 
@@ -339,25 +297,25 @@ class Rolling:
         """Return whether a member speaks of the run before; it says when it does not any more."""
         if isinstance(message, c.WentBack):
             if message.term == self._router.members.term:
-                self._unmarked.discard(peer)
+                self.unmarked.discard(peer)
             return True
-        return peer in self._unmarked and not isinstance(message, c.Beat)
+        return peer in self.unmarked and not isinstance(message, c.Beat)
 
     def done(self) -> None:
         """All servers hold the snapshot."""
-        if self._answer is not None:
-            peer, token, figures = self._answer
+        if self.answer is not None:
+            peer, token, figures = self.answer
             self._router.hub.send(peer, c.Reply(token, figures))
-            self._answer = None
+            self.answer = None
 
     def unusable(self, server: Server, why: str) -> bool:
         """A server cannot use the snapshot: return whether the run goes back to an older one."""
         router, text = self._router, f"{server} cannot restore its part: {why}"
         kept = router.snapshots.kept
-        if self._answer is not None:
-            peer, token, _ = self._answer
+        if self.answer is not None:
+            peer, token, _ = self.answer
             router.hub.send(peer, c.Refusal(token, "BadSnapshot", text[:4000]))
-            self._answer = None
+            self.answer = None
         self.problems.append(text)
         if not self.times or len(kept) < 2:
             return False
@@ -368,30 +326,10 @@ class Rolling:
 
     def plain(self) -> dict[str, Any]:
         """Return the status's figures."""
-        return {"times": self.times, "waiting": self.why_waiting(), "last": self.last}
-
-
-def handed_over(old: Router, term: int) -> tuple[Members, Hub, bool]:
-    """Return what the router that takes this one's place begins with: members, of which nobody is
-    there yet, the links, and whether the start line is passed."""
-    workers = 1 if old.line_passed else old.config.workers
-    before = old.members
-    members = Members(
-        term, len(old.rolling.servers()), workers, workers_min=before.workers_min, left=before.left
-    )
-    return members, old.hub, old.line_passed
-
-
-def cohort_reason(router: Router, worker: Worker) -> Reason | None:
-    """Return whom a worker waits for where all begin together; None if that is not so."""
-    groups, members = router.groups, router.members
-    missing = groups.cohort & members.workers.keys() - groups.begun
-    if not missing or worker.incarnation not in groups.begun or router.catalog.pending:
-        return None
-    names = ", ".join(str(members.workers[one]) for one in sorted(missing)[:4])
-    return Reason(
-        "all begin together",
-        need=len(groups.cohort),
-        have=len(groups.cohort) - len(missing),
-        words=f"all begin together, and {names} has not asked for a batch yet",
-    )
+        kept = [one.name for one in self._router.snapshots.kept]
+        return {
+            "times": self.times,
+            "waiting": self.why_waiting(),
+            "last": self.last,
+            "can_go_back_to": kept,
+        }

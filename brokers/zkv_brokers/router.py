@@ -39,7 +39,7 @@ from zkv_brokers.optimizers_in_force import MODEL_DEFAULT, PLAIN_DEFAULT
 from zkv_brokers.rearranging import rearrange
 from zkv_brokers.restoring import Restoring, as_restored
 from zkv_brokers.returning import Returning
-from zkv_brokers.rolling import Rolling, handed_over
+from zkv_brokers.rolling import Rolling
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Ask, Written
 from zkv_brokers.signals import Event as Event
@@ -51,6 +51,7 @@ from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
 from zkv_brokers.snapshots import Snapshots
+from zkv_brokers.taking_over import handed_over
 
 
 class Router:

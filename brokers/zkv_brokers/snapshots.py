@@ -135,6 +135,8 @@ class Snapshots:
         """Whoever runs this broker wants a snapshot, or has written the manifest of one."""
         if isinstance(event, Written):
             self._written(event)
+        elif self._router.rolling.waiting:
+            self._router.rolling.give_up("the broker was told to end")
         elif self._url:
             self._wanted = True
 

@@ -26,7 +26,7 @@ from zkv_net.sockets import connect, new_socket
 TOKEN = 1
 BEAT_S = 0.5
 """A wait for an answer says something so often."""
-Request = c.Status | c.Change | c.Rearrange | c.TakeSnapshot
+Request = c.Status | c.Change | c.Rearrange | c.TakeSnapshot | c.GoBack
 Heard = TypeVar("Heard")
 
 

@@ -294,6 +294,13 @@ LOST = (
         ("--server-lost-s", "--server-lost"),
         "Silence that makes a server lost, in seconds.",
     ),
+    Setting(
+        "server_back_s",
+        float,
+        ("--server-back-s", "--server-back"),
+        "How long another server is waited for in the place of a lost one, in seconds, before all "
+        "go back to the last snapshot on those that are left.",
+    ),
 )
 BROKER_LOST = Setting(
     "broker_lost_s", float, ("--broker-lost",), "Silence that makes the broker lost, in seconds."

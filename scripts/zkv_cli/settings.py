@@ -190,6 +190,7 @@ class BrokerSection(Section):
     insecure: bool = False
     worker_lost_s: Seconds = 10.0
     server_lost_s: Seconds = 20.0
+    server_back_s: Seconds = 30.0
     norm_limit: Annotated[float, AfterValidator(_norm)] = 0.0
     norm_action: Literal["refuse", "clip", "quarantine"] = "refuse"
     max_members: Annotated[int, Field(ge=1, le=MEMBERS_MAX * 16)] = MEMBERS_MAX

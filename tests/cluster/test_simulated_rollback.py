@@ -1,24 +1,27 @@
-"""Servers that are lost in the simulated cluster, which goes back to its last snapshot: whatever is
-under way, the final bits are those of one process that does what the logs say, the old one up to the
-snapshot and then the new one. And broken variants that must be caught."""
+"""Servers that are lost in the simulated cluster, which goes back to its last snapshot.
+
+Whatever is under way, the final bits are those of one process that does what the logs say: the old
+one up to the snapshot, and then the new one. And broken variants that must be caught."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 from drawn_runs import POLICIES, drawn
-from simrollback import Lives, RollSim, simulate
+from simcluster import Options
+from simrollback import Lives, simulate
 
 SEEDS = 3
 
 
 def lives(seed: int, **fixed: Any) -> Lives:
     """Draw a run in which servers are lost."""
-    made = drawn(seed, **{"batches": 16, "void": 0.0, **fixed})
+    own = {one.name for one in fields(Options)}
+    given = {name: value for name, value in fixed.items() if name in own}
+    made = drawn(seed, **{"batches": 16, "void": 0.0, **given})
     rng = random.Random(seed + 1)
     return Lives(
         **{

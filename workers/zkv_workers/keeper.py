@@ -208,6 +208,14 @@ class Keeper:
         now = self._now(-1)
         return Beginning(-1, last, now.blob, now.blocks)
 
+    def restart(self) -> None:
+        """The run has gone back to a snapshot: what was begun with is of no use any more."""
+        with self._lock:
+            self._begun.clear()
+            self._waiting.clear()
+            self._forgotten, self._resting, self._batches = -1, True, 0
+            self.blob = self.found = None
+
     def asked(self, message: c.SaveState) -> None:
         """The broker takes a snapshot."""
         with self._lock:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
+from zkv.errors import RolledBack
 from zkv.layout import Layout
 from zkv.pool import Shard
 from zkv.time_split import Spent
@@ -235,6 +236,9 @@ class GiveUp:
 @dataclass(frozen=True, slots=True)
 class GoOn:
     """The caller knows that the run has gone back to a snapshot: what comes is of the new run."""
+
+    told: RolledBack
+    """The error that it got: if there is a later one, it is to get that, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,8 @@ class WayBack:
         if self.told is None or isinstance(event, PROTOCOL):
             return False
         match event:
-            case s.GoOn():
-                self.told = None
+            case s.GoOn(told):
+                self.told = None if told is self.told else self.told
             case s.GiveUp(token):
                 self._waiting = [one for one in self._waiting if one != token]
                 return False
