@@ -301,8 +301,7 @@ class Broker:
     def stop(self, why: str = "") -> None:
         """End `serve`, with a last snapshot if there is a folder for it, in bounded time."""
         log.info("stopping %s", why)
-        if self.router is not None and self.router.rolling.waiting:
-            self._handle([Ask()])  # Nobody will come back: those who wait are told so.
+        self._give_up_waiting()
         cannot = self.router is None or self._failed is not None or not self.router.snapshots.may
         if self._stops_at is not None or cannot:
             # A router whose journal has failed may not decide anything more.
@@ -317,8 +316,14 @@ class Broker:
         late = time.monotonic() > self._stops_at
         if late:
             log.error("the last snapshot was not complete within %g s", LAST_SNAPSHOT_S)
-        if late or not self.router.snapshots.busy:
+        self._give_up_waiting()
+        if late or not self.router.snapshots.busy or self.router.failed is not None:
             self._stopped.set()
+
+    def _give_up_waiting(self) -> None:
+        """No server will come in the place of a lost one: those who wait for it are told so."""
+        if self.router is not None and self.router.rolling.waiting:
+            self._handle([Ask()])
 
     def close(self) -> None:
         """Close all sockets in bounded time, and end the recording and the trace."""

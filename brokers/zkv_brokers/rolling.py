@@ -51,6 +51,8 @@ class Rolling:
         """When it goes back with the servers that are left."""
         self._spare: dict[int, c.ServerHello] = {}
         """Servers that have come meanwhile, by the instance number of their process."""
+        self._spare_since = 0.0
+        """When the last of them came."""
         self._asked: tuple[int, int, str] | None = None
         """(peer, token, name of the snapshot) of who has asked for it."""
         self._looking = False
@@ -71,7 +73,7 @@ class Rolling:
     @property
     def waiting(self) -> bool:
         """Whether a server is lost, and the run stands still until it goes back."""
-        return bool(self.lost)
+        return bool(self.lost) and self._router.failed is None
 
     def awaits(self, server: Server, why: str, *, silent: bool = False) -> bool:
         """A server is lost that owned keys: return whether there is a way back without it."""
@@ -105,25 +107,21 @@ class Rolling:
         return Reason("every server must be here", words=words) if words else None
 
     def holds(self, peer: int, hello: c.ServerHello) -> bool:
-        """Keep a server that has come in the place of a lost one, or of one that may be, as its
-        connection broke; return whether it was kept.
+        """Keep a server that has come in the place of a lost one, or of one of which it is not
+        known yet; return whether it was kept.
 
         Raises:
             Refused: it holds something of an earlier run.
         """
-        if not (self.lost or self._in_doubt):
+        router = self._router
+        if not self.lost and (hello.joins or not router.members.complete):
+            return False
+        if not router.snapshots.kept:
             return False
         if hello.started:
             raise Refused(f"server {hello.name!r} holds blocks of an earlier run; start it anew")
-        self._spare[peer] = hello
+        self._spare[peer], self._spare_since = hello, router.hub.now
         return True
-
-    @property
-    def _in_doubt(self) -> bool:
-        members = self._router.members
-        if not self._router.snapshots.kept:
-            return False
-        return members.complete and any(one.broken for one in members.servers.values())
 
     def forget(self, peer: int) -> None:
         """A newcomer must not come in, or has given up."""
@@ -159,13 +157,8 @@ class Rolling:
         """See whether it is time to go back."""
         router = self._router
         self.lost = {n: one for n, one in self.lost.items() if not self._is_back(one)}
-        if self._spare and not (self.lost or self._in_doubt):
-            spare, self._spare = self._spare, {}
-            for peer, hello in spare.items():
-                try:
-                    router.fleet.hello(peer, hello, out)
-                except ZkvError as error:
-                    router.refuse(peer, 0, error)
+        if self._spare and not self.lost:
+            self._let_in(out)
         if self._looking or router.failed is not None:
             return
         if self._asked is not None:
@@ -178,6 +171,19 @@ class Rolling:
                 return
             self._looking = True
             self._find.append(Find(tuple((one.url, one.name) for one in router.snapshots.kept)))
+
+    def _let_in(self, out: Decisions) -> None:
+        """Nobody is lost: those who came in somebody's place are here for nothing, unless it turns
+        out within the time that it takes to notice."""
+        router = self._router
+        if router.hub.now - self._spare_since <= (HEARD_AGAIN + 1) * router.config.beat_s:
+            return
+        spare, self._spare = self._spare, {}
+        for peer, hello in spare.items():
+            try:
+                router.fleet.hello(peer, hello, out)
+            except ZkvError as error:
+                router.refuse(peer, 0, error)
 
     def _is_back(self, one: _Lost) -> bool:
         hub, beat_s = self._router.hub, self._router.config.beat_s

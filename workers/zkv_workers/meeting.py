@@ -25,6 +25,10 @@ class Meeting:
         me = self._config
         self._link.send(c.WorkerHello(me.name, me.rank, me.world, me.observer, me.host, me.pid))
 
+    def went_back(self, term: int) -> None:
+        """Say that what comes from here on is of the run that begins again under this term."""
+        self._link.send(c.WentBack(term))
+
     def welcome(self, message: c.Welcome) -> list[s.Output]:
         """The broker lets this worker in: greet all servers."""
         self.member = message

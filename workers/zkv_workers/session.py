@@ -258,9 +258,8 @@ class Session:
         match message:
             case c.Welcome():
                 self._welcome(message)
-            case c.RollBack(term=term):
+            case c.RollBack():
                 self._out += rolled_back(self, message)
-                self._link.send(c.WentBack(term))
             case c.Beat(at=at, echo=echo):
                 if echo is not None:
                     self.round_trips.note(echo, at, self.now)
@@ -290,8 +289,7 @@ class Session:
                 self.made.exhausted()
             case c.Cancel(group=group, grant=grant):
                 batch = self.made.cancel(group, grant)
-                if batch is not None:
-                    self._out.append(s.CancelBatch(batch))
+                self._out += [s.CancelBatch(batch)] if batch is not None else []
                 self.incoming.drop(group, grant, batch)
             case c.Together() | c.Separate():
                 self.made.index = max(self.made.index, message.index)
@@ -311,8 +309,7 @@ class Session:
             case c.Fatal(code=code, reason=reason):
                 self.fail(errors.from_code(code, reason))
             case c.Bye():
-                if self.requests.leaving:
-                    self._answer(self.requests.leaving, None)
+                self._answer(self.requests.leaving, None)
                 self.fail(errors.Closed("the worker has left"))
             case _:
                 raise errors.ProtocolError(f"{type(message).__name__} is not for a worker")

@@ -126,6 +126,7 @@ def rolled_back(session: Session, message: c.RollBack) -> list[s.Output]:
     session.uploads.empty, session.uploads.bytes_sent = uploads.empty, uploads.bytes_sent
     session.downloads.bytes_received = downloads.bytes_received
     session.downloads.model_s = downloads.model_s
+    session.meeting.went_back(message.term)
     text = f"the run goes back to version {message.version} of snapshot {message.name}"
     out.append(s.Narrate("warning", f"{text}: {message.why}"))
     return out
