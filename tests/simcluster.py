@@ -136,6 +136,8 @@ class Options:
     """How long a file is on its way to the disk."""
     broken_disk: float = 0.0
     """How often a file cannot be written."""
+    server_lost_s: float = 60.0
+    """After so much silence a server is lost though its connection is there."""
     until_s: float = 400.0
 
 
@@ -257,7 +259,7 @@ class Sim:
             codec=options.codec,
             codec_down=options.codec_down,
             worker_lost_s=3.0,
-            server_lost_s=60.0,
+            server_lost_s=options.server_lost_s,
             server_back_s=2.0,
             keep_log=True,
             streaming=options.streaming,

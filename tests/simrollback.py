@@ -15,12 +15,13 @@ from simcluster import Options, Program, Sim, SimWorker
 
 from zkv import control as c
 from zkv import snapshot as sn
-from zkv.errors import RolledBack
+from zkv.errors import RolledBack, ZkvError
 from zkv.link import Link
 from zkv.wire import INCARNATIONS_PER_TERM
 from zkv_brokers import node as n
 from zkv_brokers import router as r
 from zkv_brokers.shard_events import Load
+from zkv_brokers.signals import Find
 from zkv_workers import signals as s
 from zkv_workers.encoding import Encoder
 from zkv_workers.running import Running
@@ -38,6 +39,9 @@ class Lives(Options):
     """How often somebody asks that the run goes back."""
     rots: int = 0
     """How often a file of the newest snapshot is damaged."""
+    shocks: float = 0.0
+    """How often something else dies while all go back: the broker (if it may die at all), another
+    server, or a worker."""
 
 
 class RollSim(Sim):
@@ -148,7 +152,23 @@ class RollSim(Sim):
         self.before, self.first = (origin, manifest), manifest.version
         self.contributions, self.plain, self.seen, self.joint = {}, {}, {}, {}
         self.history = {}
+        if self.rng.random() < self.options.shocks:
+            self._shock()
         self.notes.append(f"{self.now:.2f} back at {manifest.version} of {old.groups.version}")
+
+    def _shock(self) -> None:
+        """Have something die soon."""
+        dies = [self._kill] if len(self.pasts) < 4 else []
+        dies += [self.broker.crash] if self.options.broker_crashes else []
+        dies += [self._crash] if self.options.crashes else []
+        if dies:
+            self.later(self.rng.random() * 0.3, self.rng.choice(dies))
+
+    def _find(self, action: Find, life: int) -> None:
+        if self.options.broker_crashes and self.rng.random() < self.options.shocks:
+            # In the turn in which it hears of the snapshot, mostly.
+            self.broker.crash()
+        super()._find(action, life)
 
     def run_of(self, term: int) -> RollSim:
         """Return the run that something of this term is of."""
@@ -223,7 +243,7 @@ def simulate(seed: int, options: Lives) -> RollSim:
     sim = RollSim(seed, options)
     try:
         sim.run()
-    except RolledBack as error:
+    except ZkvError as error:
         raise AssertionError(f"{error}; {sim.story()}") from error
     sim.check()
     return sim

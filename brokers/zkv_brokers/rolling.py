@@ -62,6 +62,9 @@ class Rolling:
         """Members of the run before, of which nothing has come yet but what is of that run."""
         self.answer: tuple[int, int, dict[str, Any]] | None = None
         """(peer, token, figures) for who has asked for what led to this run."""
+        self.term = 0
+        """Under which this run has begun in the place of another one; a broker that is restarted
+        has a later one."""
         self.times = 0
         """How often this cluster has gone back."""
         self.last: dict[str, Any] | None = None
@@ -173,10 +176,14 @@ class Rolling:
             self._find.append(Find(tuple((one.url, one.name) for one in router.snapshots.kept)))
 
     def _let_in(self, out: Decisions) -> None:
-        """Nobody is lost: those who came in somebody's place are here for nothing, unless it turns
-        out within the time that it takes to notice."""
+        """Nobody is lost: those who came in somebody's place are here for nothing, if all servers
+        are heard."""
         router = self._router
-        if router.hub.now - self._spare_since <= (HEARD_AGAIN + 1) * router.config.beat_s:
+        hub, patience_s = router.hub, HEARD_AGAIN * router.config.beat_s
+        early = hub.now - self._spare_since <= patience_s + router.config.beat_s
+        if early or any(
+            hub.silent_s(one.peer) > patience_s for one in router.members.servers.values()
+        ):
             return
         spare, self._spare = self._spare, {}
         for peer, hello in spare.items():
@@ -302,7 +309,7 @@ class Rolling:
     def is_of_old(self, peer: int, message: c.Message) -> bool:
         """Return whether a member speaks of the run before; it says when it does not any more."""
         if isinstance(message, c.WentBack):
-            if message.term == self._router.members.term:
+            if message.term == self.term:
                 self.unmarked.discard(peer)
             return True
         return peer in self.unmarked and not isinstance(message, c.Beat)

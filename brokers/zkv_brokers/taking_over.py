@@ -39,7 +39,8 @@ def take_over(old: Router, router: Router, told: c.RollBack, out: Decisions) -> 
         f"going back to version {told.version} of snapshot {told.name}, {told.undone} updates: "
         f"{told.why}",
     )
-    rolling.times, rolling.problems = before.times + 1, before.problems
+    rolling.term, rolling.problems = told.term, before.problems
+    rolling.times = before.times + 1
     rolling.last = {"name": told.name, "version": told.version, "why": told.why}
     rolling.last["undone"] = told.undone
     for one in before.lost.values():

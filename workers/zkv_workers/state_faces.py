@@ -22,10 +22,13 @@ class GoesBack:
     _encoder: Encoder
     _running: Running
     _on_roll_back: OnRollBack | None
+    gone_back = 0
+    """How often this worker has heard that the run has gone back to a snapshot."""
 
     def _forget(self, told: RolledBack) -> list[s.Input]:
         """Forget what is of a run that has gone back to a snapshot; return what ends it. All that
         was pushed is encoded, or dropped."""
+        self.gone_back += 1
         self._running.restart()
         self._encoder.restart()
         return [s.GoOn(told)]
