@@ -260,7 +260,7 @@ class Sim:
             codec_down=options.codec_down,
             worker_lost_s=3.0,
             server_lost_s=options.server_lost_s,
-            server_back_s=2.0,
+            server_back_s=6.0,
             keep_log=True,
             streaming=options.streaming,
             topology=options.topology,
@@ -443,7 +443,9 @@ class Sim:
         self._do_node(index, self.nodes[index].disk_says(wrote, self.now))
 
     def _complete(self, action: Complete, life: int) -> None:
-        why, there = self._fails(), self.disk.get(action.manifest.name, {})
+        if action.manifest.name not in self.disk:
+            return  # It was given up meanwhile: files are removed behind what is being written.
+        why, there = self._fails(), self.disk[action.manifest.name]
         for part in action.manifest.parts:
             data = there[part.file]
             sn.check_part(part, len(data), sn.digest_of(data), part.file)

@@ -81,7 +81,7 @@ class RollSim(Sim):
         self.dead.add(at)
         self.notes.append(f"{self.now:.2f} server-{at} was killed")
         self.later(0.01, lambda: self._broken(at))
-        last = len(alive) == 1
+        last = len(alive) <= 2
         if last or self.rng.random() < self.options.replaced:
             self.later(self.rng.random() * (1.8 if not last else 1.0), self._replace)
 

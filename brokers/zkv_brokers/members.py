@@ -82,6 +82,9 @@ class Members:
     """With fewer than so many, nobody begins a batch; those who have left are not asked for."""
     left: int = 0
     """Workers that have left in good order."""
+    passed: bool = False
+    """Whether the start line was passed already, in a run that has gone back to a snapshot since:
+    nobody is waited for, whatever newcomers say."""
     epoch: int = 0
     places: int = 0
     """Numbers that servers have had: those that have left are not given again."""
@@ -101,7 +104,7 @@ class Members:
     @property
     def expected(self) -> int:
         """How many workers the start line waits for."""
-        return max(self._world, self.world_min)
+        return 1 if self.passed else max(self._world, self.world_min)
 
     def training(self) -> list[Worker]:
         """Return the members that train (observers only read), in the order of their numbers."""

@@ -99,6 +99,8 @@ class Snapshots:
         waiting = list(old._asked)
         if old._taking is not None:
             waiting += old._taking.asked
+        if old._taking is not None and old._taking.manifest.name != name:
+            # Else its manifest was there before the word of it.
             self._given_up = old._taking.manifest.name
             self._actions.append(GiveUp(self._url, self._given_up))
         for peer, token in waiting:

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 def handed_over(old: Router, term: int) -> tuple[Members, Hub, bool]:
     """Return what the router that takes this one's place begins with: members, of which nobody is
     there yet, the links, and whether the start line is passed."""
-    workers = 1 if old.line_passed else old.config.workers
     before = old.members
-    members = Members(
-        term, len(old.rolling.servers()), workers, workers_min=before.workers_min, left=before.left
-    )
+    servers, workers = len(old.rolling.servers()), old.config.workers
+    members = Members(term, servers, workers, workers_min=before.workers_min, left=before.left)
+    members.passed = old.line_passed
     return members, old.hub, old.line_passed
 
 
@@ -71,9 +70,7 @@ def _take_workers(old: Router, router: Router, told: c.RollBack, out: Decisions)
     for worker in sorted(old.members.workers.values(), key=lambda one: one.number):
         _tell(router, worker.peer, told)
         number = worker.hello.rank if worker.hello.observer else worker.number
-        # Where the start line is passed, nobody is waited for but those who are here.
-        world = 0 if old.line_passed else worker.hello.world
-        hello = structs.replace(worker.hello, rank=number, world=world)
+        hello = structs.replace(worker.hello, rank=number)
         admitted = router.door.admit(worker.peer, hello, out)
         if worker.incarnation in trained and not worker.leaving:
             router.groups.cohort.add(admitted.incarnation)

@@ -35,6 +35,7 @@ async def run(folder: Path, body: Any) -> Any:
 
 
 @pytest.mark.torch
+@pytest.mark.one_loop
 async def test_a_torch_model_gets_the_values_of_the_snapshot_and_goes_on(tmp_path: Path) -> None:
     torch_models = pytest.importorskip("torch_models")
     attach = pytest.importorskip("zkv.torch").attach
@@ -86,6 +87,7 @@ async def test_a_torch_model_gets_the_values_of_the_snapshot_and_goes_on(tmp_pat
 
 
 @pytest.mark.jax
+@pytest.mark.one_loop
 async def test_a_jax_model_gets_the_values_of_the_snapshot_and_goes_on(tmp_path: Path) -> None:
     jax_models = pytest.importorskip("jax_models")
     attach = pytest.importorskip("zkv.jax").attach

@@ -3,6 +3,7 @@ others go on; and a cluster that is told to go back."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import answer_of, free_address, launched, program
+from harness import cluster
+from processes import answer_of, free_address, launched
 
 import zkv
-from zkv.errors import Refused
-from zkv_cli.cluster import REVIVE_MAX
+from zkv import control as c
+from zkv_cli.ask import TOKEN, ask
+from zkv_cli.tables import as_text
 
 pytestmark = [
     pytest.mark.cluster,
@@ -55,11 +58,9 @@ def train(
     return b"".join(model[f"k{at}"].tobytes() for at in range(4)), told
 
 
-def take(worker: zkv.Worker, folder: Path) -> str:
+def take(worker: zkv.Worker) -> str:
     """Take a snapshot; return its name."""
-    address = worker.status()["broker"]
-    said = answer_of([*ZKV, "snapshot", "--broker", address, "--json"], folder, dict(os.environ))
-    return str(json.loads(said)["name"])
+    return str(ask(worker.status()["broker"], c.TakeSnapshot(TOKEN), 20.0)["name"])
 
 
 def kill(worker: zkv.Worker, index: int) -> None:
@@ -70,8 +71,12 @@ def kill(worker: zkv.Worker, index: int) -> None:
 @pytest.fixture(scope="module")
 def straight() -> bytes:
     """The bits of a run that loses nobody."""
-    with zkv.local(servers=2, optimizer="adam:lr=0.1") as cluster:
-        return train(cluster.address, {})[0]
+
+    async def alone() -> bytes:
+        async with cluster(2, optimizer="adam:lr=0.1") as made:
+            return (await asyncio.to_thread(train, made.address, {}))[0]
+
+    return asyncio.run(alone())
 
 
 def test_another_server_is_started_in_the_place_of_a_killed_one(
@@ -88,7 +93,7 @@ def test_another_server_is_started_in_the_place_of_a_killed_one(
             kill(worker, 1)
             stack.enter_context(launched("server", "--broker", bind)).line("server 1 of 2 is in")
 
-        then = {5: lambda worker: take(worker, tmp_path), 9: fails}
+        then = {5: lambda worker: take(worker), 9: fails}
         bits, told = train(bind, then)
     assert bits == straight
     assert [(one.version, one.undone) for one in told] == [(5, 4)]
@@ -114,71 +119,10 @@ def test_zkv_up_starts_a_killed_server_again_and_zkv_restore_goes_back(
 
         bits, told = train(
             bind,
-            {3: lambda worker: names.append(take(worker, tmp_path)), 9: fails, 13: goes_back},
+            {3: lambda worker: names.append(take(worker)), 9: fails, 13: goes_back},
         )
         assert bits == straight
         assert [one.version for one in told] == [3, 3]
         assert "zkv restore" in str(told[1])
-        assert "gone back 2 times, to version 3 (10 updates lost)" in answer_of(
-            [*ZKV, "status", "--broker", bind], tmp_path, dict(os.environ)
-        )
-
-
-KILLS = """
-import os, signal, sys
-import numpy as np
-import zkv
-from zkv.control import TakeSnapshot
-from zkv_cli.ask import ask
-
-kills, told = int(sys.argv[1]), []
-with zkv.connect(on_roll_back=told.append) as worker:
-    worker.init({"w": np.zeros(3, np.float32), "far": np.zeros(30_000, np.float32)})
-    for number in range(12):
-        with worker.batch() as batch:
-            batch.push("w", np.ones(3, np.float32))
-        batch.wait()
-        if number == 3:
-            ask(worker.status()["broker"], TakeSnapshot(1), 20.0)
-        if number > 4 and len(told) < kills:
-            os.kill(worker.status()["servers"][1]["pid"], signal.SIGKILL)
-    print("told", len(told), flush=True)
-"""
-
-
-def test_zkv_run_starts_a_killed_server_again_and_not_for_ever(tmp_path: Path) -> None:
-    script, folder = program(tmp_path, KILLS), str(tmp_path / "s")
-    with launched("run", "--servers", "2", "--snapshot-dir", folder, "-n", "1", script, "1") as run:
-        run.line("it was started again")
-        run.line("told 1")
-        assert run.end() == 0
-    wait = ("--server-back", "0.2")
-    command = ("run", "--servers", "2", "--snapshot-dir", str(tmp_path / "t"), *wait)
-    with launched(*command, "-n", "1", script, "9") as run:
-        for _ in range(REVIVE_MAX):
-            run.line("it was started again")
-        assert run.end() != 0
-    assert run.text.count("it was started again") == REVIVE_MAX
-
-
-def test_a_local_cluster_starts_another_server_and_goes_back_when_it_is_told_to(
-    tmp_path: Path, straight: bytes
-) -> None:
-    options = {"optimizer": "adam:lr=0.1", "snapshot_dir": str(tmp_path)}
-    with zkv.local(servers=2, **options) as cluster:
-
-        def fails(worker: zkv.Worker) -> None:
-            cluster.kill_server(1, signal.SIGKILL)
-            assert cluster.start_server().label == "server 1"
-            assert len(cluster.servers) == 2
-
-        def goes_back(worker: zkv.Worker) -> None:
-            assert cluster.restore()["version"] == 4
-
-        then = {4: lambda worker: cluster.snapshot(), 6: fails, 8: goes_back}
-        bits, told = train(cluster.address, then)
-        assert bits == straight
-        assert [one.undone for one in told] == [2, 4]
-        assert all(one.code is None for one in cluster.servers)
-    with zkv.local() as cluster, pytest.raises(Refused, match="--snapshot-dir"):
-        cluster.restore()
+        said = as_text(ask(bind, c.Status(TOKEN), 10.0))
+        assert "gone back 2 times, to version 3 (10 updates lost)" in said
