@@ -19,6 +19,7 @@ from zkv import control as c
 from zkv import snapshot as sn
 from zkv.errors import BadSnapshot, Refused, ZkvError
 from zkv.reasons import Reason
+from zkv.wire import KeyEntry, TableEntry
 from zkv_brokers.decisions import Decisions
 from zkv_brokers.members import Server
 from zkv_brokers.signals import Action, Find, Found
@@ -250,21 +251,24 @@ class Rolling:
         self._router.fail("ServerLost", f"{lost.server} is lost: {lost.why}; {why}")
 
     def _check(self, manifest: sn.Manifest) -> None:
-        """Check that a snapshot is of this run's keys: workers hold arrays for those.
+        """Check that a snapshot is of this run's keys and tables: workers hold arrays for those.
 
         Raises:
             BadSnapshot: a key is another one there, or is none here.
         """
         layout = self._router.layout
-        here = {entry.spec.key: entry.spec for entry in layout.entries.values()}
-        for entry in [one for init in manifest.inits for one in init.keys] if here else []:
-            mine = here.get(entry.spec.key)
-            if mine != entry.spec:
-                is_here = f"is {mine}" if mine is not None else "there is none of that name"
+        here: dict[str | int, object] = {one.spec.key: one.spec for one in layout.entries.values()}
+        there: list[KeyEntry | TableEntry] = []
+        for init in manifest.inits if layout.blocks else []:
+            there += [*init.keys, *init.tables]
+        for spec in (entry.spec for entry in there):
+            table = layout.tables.find(spec.key)
+            mine = here.get(spec.key) if table is None else table.spec
+            if mine != spec:
+                is_here = "there is none of that name" if mine is None else f"it is {mine}"
                 raise BadSnapshot(
-                    f"snapshot {manifest.name} is of another run: key {entry.spec.key!r} is "
-                    f"{entry.spec} there; here it {is_here}. A new cluster begins from it with "
-                    "--restore"
+                    f"snapshot {manifest.name} is of another run: key {spec.key!r} is {spec} "
+                    f"there; here {is_here}. A new cluster begins from it with --restore"
                 )
 
     def _go_back(

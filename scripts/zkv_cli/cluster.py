@@ -129,10 +129,10 @@ def start_server(
     """
     child = children.start("server", cluster.command, ALIVE)
     until = (time.monotonic() + timeout_s, timeout_s)
-    index = int(_awaited(events, until, child, SERVER_IN, True)[1].group(1))
-    child.label = f"server {index}"
-    # The others may have moved up.
-    cluster.servers[index : index + 1] = [child]
+    child.label = f"server {_awaited(events, until, child, SERVER_IN, True)[1].group(1)}"
+    lost = [at for at, one in enumerate(cluster.servers) if one.gone]
+    at = lost[0] if lost else len(cluster.servers)
+    cluster.servers[at : at + 1] = [child]
     return child
 
 

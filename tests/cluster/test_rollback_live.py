@@ -367,3 +367,54 @@ async def test_with_keys_another_server_comes_in_and_all_are_who_they_were(tmp_p
         assert await batch.wait() == "committed"
         assert made.broker.router.hub.lives == 2
         assert made.broker.router.rolling.times == 1
+
+
+@pytest.mark.one_loop
+async def test_samples_count_once_in_each_pass_though_the_loop_begins_again(tmp_path: Path) -> None:
+    data, told, seen = zkv.data.shard(40, 3, size=5, passes=2), [], 0
+    async with asked_for(tmp_path) as made, made.worker(0) as worker:
+        await worker.init({"n": np.zeros(40, np.float64), "far": np.zeros(3000, np.float32)})
+        done = False
+        while not done:
+            try:
+                async for batch in worker.batches(data):
+                    async with batch:
+                        hot = np.zeros(40)
+                        hot[batch.samples] = 1.0
+                        batch.push("n", hot)
+                    seen += 1
+                    await batch.wait()
+                    if seen == 5:
+                        await asyncio.to_thread(ask, made.address, c.TakeSnapshot(TOKEN), 20.0)
+                    if seen == 9:
+                        assert (await go_back(made))["undone"] == 4
+                done = True
+            except RolledBack as error:
+                told.append(error)
+        assert (-(await worker.pull("n"))).tolist() == [2.0] * 40
+    assert len(told) == 1
+    assert seen == 16 + 4
+
+
+@pytest.mark.one_loop
+async def test_a_round_of_local_batches_is_given_up(tmp_path: Path) -> None:
+    told, rounds = [], 0
+    async with asked_for(tmp_path) as made, made.worker(0) as worker:
+        await worker.init({"w": np.zeros(3, np.float32), "far": np.zeros(3000, np.float32)})
+        while rounds < 4:
+            try:
+                async with worker.local(h=2) as local:
+                    for number in range(2):
+                        async with local.batch() as batch:
+                            batch.params["w"] += 1.0
+                            if rounds == 2 and number == 0 and not told:
+                                await go_back(made)
+                await local.last.wait()
+                rounds = local.last.version + 1
+                if rounds == 1:
+                    await asyncio.to_thread(ask, made.address, c.TakeSnapshot(TOKEN), 20.0)
+            except RolledBack as error:
+                told.append(error)
+                rounds = error.version
+        assert (await worker.pull("w")).tolist() == [8.0] * 3
+    assert [one.undone for one in told] == [1]

@@ -75,6 +75,7 @@ def restore(encoder: Encoder, driver: Driver) -> None:
     if welcome is not None:
         keeper.number, keeper.keeps = welcome.number, welcome.saves
         keeper.tell = lambda said: driver.beside(driver.feed, s.Say(said))
+        keeper.away = lambda: driver.session.back.told is not None
         keeper.inside = lambda: driver.session.made.cycle.current is not None
         driver.saving = keeper.asked
         driver.session.made.cycle.batch = keeper.load(welcome.state)

@@ -59,6 +59,8 @@ class WayBack:
             case s.GiveUp(token):
                 self._waiting = [one for one in self._waiting if one != token]
                 return False
+            case s.Say():
+                return False  # Of files: the broker knows by their numbers which run they are of.
             case s.Finish(token=token) | s.PushPlain(token=token):
                 self._out.append(s.Answer(token, s.Fate(None, UNDONE)))
             case s.Await(token=token):
