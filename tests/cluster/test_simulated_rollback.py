@@ -117,8 +117,8 @@ def _workers_are_not_told(patch: pytest.MonkeyPatch) -> None:
     """A worker's session begins anew, and its caller goes on with what it was computing."""
     original = WayBack.begin
 
-    def begin(self: WayBack, message: c.RollBack, tokens: list[int]) -> None:
-        original(self, message, tokens)
+    def begin(self: WayBack, message: c.RollBack) -> None:
+        original(self, message)
         self.told = None
 
     patch.setattr(WayBack, "begin", begin)
@@ -144,8 +144,8 @@ def _keys_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """The caller hears of it before the keys are here, and goes on without them."""
     original = WayBack.begin
 
-    def begin(self: WayBack, message: c.RollBack, tokens: list[int]) -> None:
-        original(self, message, tokens)
+    def begin(self: WayBack, message: c.RollBack) -> None:
+        original(self, message)
         self._missing.clear()
 
     patch.setattr(WayBack, "begin", begin)

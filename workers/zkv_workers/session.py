@@ -89,7 +89,8 @@ class Session:
         self.now = now
         if self.broken is None:
             try:
-                if not (self.back.takes(event) or self.behind.takes(event)):
+                back = self.back.takes(event, self.requests, now)
+                if not (back or self.behind.takes(event)):
                     self._take(event)
             except (errors.ZkvError, ValueError) as error:
                 self._caller_failed(event, error)
@@ -102,7 +103,7 @@ class Session:
         self._out += self.incoming.receipts(now)
         self._out += [s.SendControl(c.encode_packet(packet)) for packet in self._link.outgoing(now)]
         self._out += [*self.together.ready(now), *self.uploads.ready(now)]
-        self._out += self.back.outgoing()
+        self._out += self.back.outgoing(self.requests)
         out, self._out = self._out, []
         return out
 

@@ -17,10 +17,13 @@ from zkv.wire import INCARNATIONS_PER_TERM
 from zkv_workers import signals as s
 
 if TYPE_CHECKING:
+    from zkv_workers.requests import Requests
     from zkv_workers.session import Session
 
 PROTOCOL = s.Tick | s.FromBroker | s.FromServer | s.FromPeer | s.Listening
 """What is no word of the user's."""
+KEYS = "the snapshot that the run goes back to"
+"""What calls wait for before they end."""
 UNDONE = "undone: the run has gone back to an earlier version"
 
 
@@ -34,33 +37,30 @@ class WayBack:
         """Incarnations below this are of a run that has gone back to a snapshot since."""
         self._missing: set[int] = set()
         """Initialisations whose keys are not here yet."""
-        self._waiting: list[int] = []
         self._out: list[s.Output] = []
 
-    def begin(self, message: c.RollBack, tokens: list[int]) -> None:
-        """The run has gone back; these calls are open."""
+    def begin(self, message: c.RollBack) -> None:
+        """The run has gone back."""
         undone = message.undone + (0 if self.told is None else self.told.undone)
         self.told = RolledBack.of(message.version, message.name, undone, message.why)
         self.floor = message.term * INCARNATIONS_PER_TERM
         self._missing = set(message.inits)
-        self._waiting += tokens
 
     def ready(self, init: int) -> None:
         """The keys that were initialised together are here."""
         self._missing.discard(init)
 
-    def takes(self, event: s.Input) -> bool:
-        """Take an input that must not reach the new run; return whether it was one."""
+    def takes(self, event: s.Input, requests: Requests, now: float) -> bool:
+        """Take an input that must not reach the new run; return whether it was one. Calls wait for
+        the keys as for anything: for so long, and with a word."""
         if self.told is None or isinstance(event, PROTOCOL):
             return False
         match event:
             case s.GoOn(told):
                 self.told = None if told is self.told else self.told
-            case s.GiveUp(token):
-                self._waiting = [one for one in self._waiting if one != token]
+            case s.GiveUp() | s.Say():
+                # What is said is of files: the broker knows by their numbers which run they are of.
                 return False
-            case s.Say():
-                return False  # Of files: the broker knows by their numbers which run they are of.
             case s.Finish(token=token) | s.PushPlain(token=token):
                 self._out.append(s.Answer(token, s.Fate(None, UNDONE)))
             case s.Await(token=token):
@@ -68,15 +68,16 @@ class WayBack:
             case s.AskRows(token=token, batch=batch) if batch:
                 self._out.append(s.Answer(token, None))
             case _ if token := getattr(event, "token", 0):
-                self._waiting.append(token)
+                requests.open(token, KEYS, now)
         return True
 
-    def outgoing(self) -> list[s.Output]:
+    def outgoing(self, requests: Requests) -> list[s.Output]:
         """Return the ends of calls that are due."""
         out, self._out = self._out, []
         if self.told is not None and not self._missing:
-            out += [s.Fail(token, self.told) for token in self._waiting]
-            self._waiting = []
+            for token in requests.named(KEYS):
+                requests.close(token)
+                out.append(s.Fail(token, self.told))
         return out
 
 
@@ -120,7 +121,9 @@ def rolled_back(session: Session, message: c.RollBack) -> list[s.Output]:
     pool, back, answered = session.told.pool, session.back, session.pulls.answered
     session.begin_anew()
     session.back = back
-    back.begin(message, sorted(calls))
+    back.begin(message)
+    for token in sorted(calls):
+        session.requests.open(token, KEYS, session.now)
     # Figures are of this worker, and not of the run.
     session.made.counts, session.made.staleness = made.counts, made.staleness
     session.made.counts["undone"] += len(fates)
