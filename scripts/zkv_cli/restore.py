@@ -17,7 +17,7 @@ Wait = Annotated[
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="[NAME]",
+        metavar="NAME",
         help="The snapshot, as zkv snapshot list has it (default: the newest whole one).",
         show_default=False,
     ),
