@@ -51,6 +51,8 @@ class SimBroker:
             return []
         now = self.sim.now + self.ahead_s
         actions = self.router.turn(events, now)
+        if self.router.successor is not None:
+            return self._go_back(self.router.successor, actions)
         if not self.sim.options.broker_crashes:
             return actions
         self._turns.add(events, now, 0.0)
@@ -65,6 +67,23 @@ class SimBroker:
         if not self._turns.must_be_kept(actions):
             return actions
         return self._keep(actions)
+
+    def _go_back(self, successor: r.Router, actions: list[r.Action]) -> list[r.Action]:
+        """Another router takes this one's place; the journal is written anew, in one go."""
+        dying, self._dying = self._dying, ""
+        if dying == "torn":
+            # It dies before the new journal has its name: then nothing of it was said.
+            self.router.successor = None
+            self._die(exact=False)
+            return []
+        self.sim.went_back(successor)
+        self.router = self.sim.router = successor
+        self.begin()
+        if dying:
+            self._die(exact=True)
+        if dying == "unsent":
+            return []
+        return actions[: self.sim.rng.randrange(len(actions))] if dying == "half" else actions
 
     def _keep(self, actions: list[r.Action]) -> list[r.Action]:
         rng, dying = self.sim.rng, self._dying

@@ -25,7 +25,7 @@ from zkv import snapshot as sn
 from zkv import tensor_file
 from zkv.data_messages import decode_data, encode_data
 from zkv.dtypes import Array
-from zkv.errors import Cancelled, PushRefused, ZkvError
+from zkv.errors import BadSnapshot, Cancelled, PushRefused, ZkvError
 from zkv.layout import Layout
 from zkv.link import Link
 from zkv.optim import rule, update
@@ -43,7 +43,7 @@ from zkv_brokers.aggregates import spans
 from zkv_brokers.moves import Step
 from zkv_brokers.saving import Saved
 from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
-from zkv_brokers.signals import Complete, GiveUp, Written
+from zkv_brokers.signals import Complete, Find, GiveUp, Written
 from zkv_codecs.backend import NUMPY
 from zkv_codecs.frames import aligned, from_payload
 from zkv_codecs.packed import Packed, seed_of
@@ -149,6 +149,8 @@ class Options:
     """How long a file is on its way to the disk."""
     broken_disk: float = 0.0
     """How often a file cannot be written."""
+    server_lost_s: float = 60.0
+    """After so much silence a server is lost though its connection is there."""
     until_s: float = 400.0
 
 
@@ -277,7 +279,8 @@ class Sim:
             codec=options.codec,
             codec_down=options.codec_down,
             worker_lost_s=3.0,
-            server_lost_s=60.0,
+            server_lost_s=options.server_lost_s,
+            server_back_s=6.0,
             keep_log=True,
             streaming=options.streaming,
             topology=options.topology,
@@ -374,6 +377,36 @@ class Sim:
                 self.to_disk(lambda a=action, life=life: self._complete(a, life))
             elif isinstance(action, GiveUp):
                 self.disk.pop(action.name, None)
+            elif isinstance(action, Find):
+                life = self.broker.lives
+                self.to_disk(lambda a=action, life=life: self._find(a, life))
+
+    def _find(self, action: Find, life: int) -> None:
+        """Look for a snapshot that is whole."""
+        problems = []
+        for url, name in action.places:
+            for manifest in self.manifests()[::-1]:
+                if name not in ("", manifest.name):
+                    continue
+                try:
+                    for part in manifest.parts:
+                        data = self.disk[manifest.name].get(part.file, b"")
+                        sn.check_part(part, len(data), sn.digest_of(data), part.file)
+                except BadSnapshot as error:
+                    problems.append(str(error))
+                    continue
+                text = sn.encode(manifest).decode()
+                self.term += 1
+                if self.broker.lives == life:
+                    self._do_router(self.broker.take([r.Found(url, text, self.term)]))
+                return
+        why = "; ".join(problems) or "there is none"
+        if self.broker.lives == life:
+            self._do_router(self.broker.take([r.Found("", "", self.term, why)]))
+
+    def went_back(self, successor: r.Router) -> None:
+        """The run begins again from a snapshot, under another router."""
+        raise AssertionError(f"nobody has asked for that; {self.story()}")
 
     def _from_router(self, route: bytes, frame: bytes) -> None:
         if route.startswith(b"s"):
@@ -434,7 +467,9 @@ class Sim:
         self._do_node(index, self.nodes[index].disk_says(wrote, self.now))
 
     def _complete(self, action: Complete, life: int) -> None:
-        why, there = self._fails(), self.disk.get(action.manifest.name, {})
+        if action.manifest.name not in self.disk:
+            return  # It was given up meanwhile: files are removed behind what is being written.
+        why, there = self._fails(), self.disk[action.manifest.name]
         for part in action.manifest.parts:
             data = there[part.file]
             sn.check_part(part, len(data), sn.digest_of(data), part.file)
@@ -446,13 +481,17 @@ class Sim:
 
     def _load(self, index: int, action: Load) -> None:
         """Read what there is of some blocks."""
-        assert self.before is not None
-        sim, manifest = self.before
+        sim, manifest = self.restored(action)
         found = Saved() if (why := self._fails()) else sim.saved(manifest).only(action.bids)
         assert sn.decode_checksum(sn.encode(manifest)) == action.checksum
         if index not in self.dead:
             loaded = Loaded(action.term, found, why)
             self._do_node(index, self.nodes[index].disk_says(loaded, self.now))
+
+    def restored(self, action: Load) -> tuple[Sim, sn.Manifest]:
+        """Return the run and its snapshot that blocks are read from."""
+        assert self.before is not None
+        return self.before
 
     def manifests(self) -> list[sn.Manifest]:
         """Return the manifests of the snapshots that there are, the oldest first."""
@@ -798,9 +837,12 @@ class Sim:
             yield lambda token: s.Initialise(token, tuple(specs), values, True)
 
     def _program(self, rank: int, worker: SimWorker) -> Program:
-        options = self.options
         yield s.Join
         yield from self._initialise()
+        yield from self._train(rank, worker)
+
+    def _train(self, rank: int, worker: SimWorker) -> Program:
+        options = self.options
         route = next(where for where, one in self.workers.items() if one is worker)
         for _ in range(options.plain):
             yield self.rng.random() * 0.02
@@ -1278,6 +1320,18 @@ class Sim:
     def _check_bits(self) -> None:
         if "clip" in self.options.optimizer:
             return
+        for key, value in self.replay().items():
+            assert np.array_equal(value, self.final(key)), (
+                f"{key} differs from the replay; {self.story()}"
+            )
+        for version, seen in self.seen.items():
+            for key, value in seen.items():
+                assert np.array_equal(value, self.history[version].view[key]), (
+                    f"{key} of version {version} is not the view; {self.story()}"
+                )
+
+    def replay(self) -> dict[str, Array]:
+        """Do what the log says in one process: keep each version in `history`, return the last."""
         chosen, first = rule(self.options.optimizer.split(":")[0]), self.first
         if self.before is None:
             start = {k: v.reshape(-1).copy() for k, v in self.params().items() if k in "vw"}
@@ -1314,15 +1368,7 @@ class Sim:
                 )
             view = self._view(count, self.history[count - 1].view, model)
             self.history[count] = _Replayed(dict(model), dict(slots), view, dict(updates))
-        for key, value in model.items():
-            assert np.array_equal(value, self.final(key)), (
-                f"{key} differs from the replay; {self.story()}"
-            )
-        for version, seen in self.seen.items():
-            for key, value in seen.items():
-                assert np.array_equal(value, self.history[version].view[key]), (
-                    f"{key} of version {version} is not the view; {self.story()}"
-                )
+        return model
 
     def _view(
         self, version: int, before: dict[str, Array], exact: dict[str, Array]

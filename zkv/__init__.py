@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zkv import jax as jax
     from zkv import torch as torch
     from zkv.errors import Cancelled as Cancelled
+    from zkv.errors import RolledBack as RolledBack
     from zkv.errors import ZkvError as ZkvError
     from zkv.sums import weighted_mean as weighted_mean
     from zkv.tables import Table as Table
@@ -40,6 +41,7 @@ _WHERE = {
     "OnDevices": ("zkv_workers.several", "OnDevices"),
     "ZkvError": ("zkv.errors", "ZkvError"),
     "Cancelled": ("zkv.errors", "Cancelled"),
+    "RolledBack": ("zkv.errors", "RolledBack"),
 }
 _MODULES = ("aio", "codecs", "data", "errors", "jax", "torch")
 
@@ -47,6 +49,7 @@ __all__ = [
     "Batch",
     "Cancelled",
     "OnDevices",
+    "RolledBack",
     "Table",
     "Worker",
     "ZkvError",

@@ -55,10 +55,13 @@ from zkv.moving import Followed as Followed
 from zkv.moving import Rearrange as Rearrange
 from zkv.moving import Servers as Servers
 from zkv.moving import Traffic as Traffic
+from zkv.snapshot_messages import GoBack as GoBack
 from zkv.snapshot_messages import Restored as Restored
+from zkv.snapshot_messages import RollBack as RollBack
 from zkv.snapshot_messages import Saved as Saved
 from zkv.snapshot_messages import SaveState as SaveState
 from zkv.snapshot_messages import TakeSnapshot as TakeSnapshot
+from zkv.snapshot_messages import WentBack as WentBack
 from zkv.time_split import Seconds
 from zkv.verdicts import Cancel as Cancel
 from zkv.verdicts import Companion as Companion
@@ -309,6 +312,8 @@ ForBroker = (
     | TakeSnapshot
     | Saved
     | Restored
+    | GoBack
+    | WentBack
 )
 Message = (
     ForBroker
@@ -333,6 +338,7 @@ Message = (
     | Catchup
     | Keyring
     | SaveState
+    | RollBack
 )
 
 _limit = Meta(max_length=MESSAGES_PER_PACKET_MAX)

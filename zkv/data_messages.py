@@ -358,3 +358,16 @@ def decode_data(header: bytes | memoryview, payload_bytes: int | None) -> Data:
     if payload_bytes is not None and payload_bytes > PAYLOAD_BYTES_MAX:
         raise ProtocolError(f"a payload of {payload_bytes} bytes; the limit is {PAYLOAD_BYTES_MAX}")
     return message
+
+
+def sender(message: Data) -> int:
+    """Return the incarnation of the worker that a data message is from (or for).
+
+    Raises:
+        ProtocolError: it is from a server, to another one.
+    """
+    if isinstance(message, Push | Done):
+        return message.contribution.incarnation
+    if isinstance(message, Fetch | Part):
+        raise ProtocolError(f"a {type(message).__name__} is not from a worker")
+    return message.incarnation

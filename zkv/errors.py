@@ -11,6 +11,7 @@
     │   ├── PushRefused       a push was voided by a guard (NaN, Inf)
     │   ├── NameInUse         a live process already has this name
     │   └── NotAuthorised     a key is not known, was revoked, or its role is another one
+    ├── RolledBack            the run has gone back to a snapshot; go on from there
     ├── Cancelled             the batch no longer counts; `worker.batch()` swallows it
     ├── Withdrawn             the block was left by an exception; nothing of it counts
     ├── StaleValues           a gradient was computed on values of an earlier batch
@@ -72,6 +73,24 @@ class NotAuthorised(Refused):
 
 class Cancelled(ZkvError):
     """The current batch was cancelled by the policy; the next one starts on a newer model."""
+
+
+class RolledBack(ZkvError):
+    """The run has gone back to a snapshot, all workers together: what is lost, why, and what to do
+    are in the text. Raised once; the worker goes on. `version` is the model's now, that of
+    `snapshot`, and `undone` is how many updates after it are lost."""
+
+    def __init__(self, text: str, version: int = 0, snapshot: str = "", undone: int = 0) -> None:
+        super().__init__(text)
+        self.version, self.snapshot, self.undone = version, snapshot, undone
+
+    @classmethod
+    def of(cls, version: int, snapshot: str, undone: int, why: str) -> RolledBack:
+        """Return the error of a run that has gone back because of `why`."""
+        lost = f"{undone} updates after version {version} are lost"
+        text = f"the run has gone back to snapshot {snapshot}: {lost}, as {why}"
+        todo = "worker.load_state() has what you kept with that version: go on from there"
+        return cls(f"{text}. {todo}", version, snapshot, undone)
 
 
 class Withdrawn(ZkvError):

@@ -22,7 +22,7 @@ KEY_DIGITS = 2 * KEY_BYTES
 NAME_MAX = 64
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-_ALWAYS = c.Status | c.Beat | c.Bye
+_ALWAYS = c.Status | c.Beat | c.Bye | c.WentBack
 _READS = c.Pull | c.Received | c.Leave | c.Followed | c.Accounts | c.Listens
 """What a member says that only reads."""
 
@@ -109,6 +109,8 @@ def check_message(holder: Holder, message: c.Message, *, member: bool) -> None:
             _need(holder, roles & {"worker"}, "be a worker", "worker")
         case c.TakeSnapshot():
             _need(holder, roles & {"admin"}, "take a snapshot", "admin")
+        case c.GoBack():
+            _need(holder, roles & {"admin"}, "roll the run back", "admin")
         case c.Rearrange():
             _need(holder, roles & {"admin"}, "move blocks", "admin")
         case c.Change():

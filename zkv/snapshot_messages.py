@@ -35,6 +35,34 @@ class SaveState(Frozen, frozen=True, tag=93):
     version: UInt
 
 
+class GoBack(Frozen, frozen=True, tag=94):
+    """Anybody to broker: let the run go back to this snapshot of its folder ("": to the newest one
+    that is whole); the reply comes when all servers hold it."""
+
+    token: UInt
+    name: Name = ""
+
+
+class RollBack(Frozen, frozen=True, tag=95):
+    """Broker to server or worker: the run begins again from a snapshot, under this term; forget all
+    that you know of it, answer with `WentBack`, and hear who you are now."""
+
+    term: UInt
+    name: Name
+    version: UInt
+    undone: UInt
+    """How many updates after that version are lost."""
+    why: Text
+    inits: list[UInt]
+    """The initialisations whose keys there are, as soon as their `Ready` comes."""
+
+
+class WentBack(Frozen, frozen=True, tag=96):
+    """Server or worker to broker: what I said before this is of the run before this term."""
+
+    term: UInt
+
+
 class Restored(Frozen, frozen=True, tag=92):
     """Server to broker: I hold my part of the snapshot that the run begins from; or, with `why`,
     I cannot."""

@@ -56,6 +56,8 @@ Key = Annotated[str, Meta(max_length=KEY_BYTES_MAX)] | Annotated[int, Meta(ge=0,
 STRANGERS = 2**62
 """Numbers from here on stand for who only measures the way to a server, where a worker has its
 incarnation: those begin with milliseconds since 1970, and are lower until the year 2109."""
+INCARNATIONS_PER_TERM = 1 << 20
+"""Incarnations are a broker's term and a count: those of a later term are higher."""
 Origin = Annotated[bytes, Meta(max_length=16)]
 """The mark of a broker's run, alike in all processes that it goes on in; b"": it is in one."""
 

@@ -31,7 +31,7 @@ from zkv_brokers.hub import Strike
 from zkv_brokers.lasting import Lasting
 from zkv_brokers.recording import Recorder
 from zkv_brokers.relay import Relay
-from zkv_brokers.signals import Ask, Complete, GiveUp, Written
+from zkv_brokers.signals import Ask, Complete, Find, GiveUp, Written
 from zkv_net import about, descriptors, snapshot_folder, tracing
 from zkv_net import loop as net
 from zkv_net.curve import Curve
@@ -263,8 +263,10 @@ class Broker:
                     self._disk.complete(action)
                 case GiveUp():
                     self._disk.give_up(action)
+                case Find():
+                    self._disk.find(action)
 
-    def _disk_says(self, event: Written) -> None:
+    def _disk_says(self, event: Written | r.Found) -> None:
         self._handle([event])
         self._end_if_saved()
 
@@ -300,6 +302,7 @@ class Broker:
     def stop(self, why: str = "") -> None:
         """End `serve`, with a last snapshot if there is a folder for it, in bounded time."""
         log.info("stopping %s", why)
+        self._give_up_waiting()
         cannot = self.router is None or self._failed is not None or not self.router.snapshots.may
         if self._stops_at is not None or cannot:
             # A router whose journal has failed may not decide anything more.
@@ -314,8 +317,14 @@ class Broker:
         late = time.monotonic() > self._stops_at
         if late:
             log.error("the last snapshot was not complete within %g s", LAST_SNAPSHOT_S)
-        if late or not self.router.snapshots.busy:
+        self._give_up_waiting()
+        if late or not self.router.snapshots.busy or self.router.failed is not None:
             self._stopped.set()
+
+    def _give_up_waiting(self) -> None:
+        """No server will come in the place of a lost one: those who wait for it are told so."""
+        if self.router is not None and self.router.rolling.waiting:
+            self._handle([Ask()])
 
     def close(self) -> None:
         """Close all sockets in bounded time, and end the recording and the trace."""

@@ -47,6 +47,7 @@ class BrokerConfig:
     server_lost_s: float = 20.0
     beat_s: float = BEAT_S
     """How often everybody of the run says that it is alive."""
+    server_back_s: float = 30.0
     io_threads: int = 1
     socket_bytes: int = 0
     """Buffers of the connections of route `broker`, each way; 0: as the system likes."""
@@ -90,6 +91,7 @@ class BrokerConfig:
             worker_lost_s=self.worker_lost_s,
             server_lost_s=self.server_lost_s,
             beat_s=self.beat_s,
+            server_back_s=self.server_back_s,
             key=key,
             norm_limit=self.norm_limit,
             norm_action=self.norm_action,

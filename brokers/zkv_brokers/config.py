@@ -56,6 +56,9 @@ class RouterConfig:
     """A server that updates a large shard is silent for seconds; a dead one's connection breaks."""
     beat_s: float = BEAT_S
     """How often everybody of the run says that it is alive; members are told."""
+    server_back_s: float = 30.0
+    """How long another server is waited for in the place of a lost one, before the run goes back to
+    its last snapshot with those that are left."""
     key: str = ""
     """The broker's own public key; "": there are no keys."""
     norm_limit: float = 0.0

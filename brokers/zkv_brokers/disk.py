@@ -12,12 +12,12 @@ from threading import Thread
 from msgspec import structs
 
 from zkv.errors import BadSnapshot, ZkvError
-from zkv.snapshot import server_file
+from zkv.snapshot import encode, server_file
 from zkv_brokers import saving
 from zkv_brokers.saving import Saved
 from zkv_brokers.shard_events import Load, Loaded, Write, Wrote
-from zkv_brokers.signals import Complete, GiveUp, Written
-from zkv_net import snapshot_folder
+from zkv_brokers.signals import Complete, Find, Found, GiveUp, Written
+from zkv_net import loop, snapshot_folder
 from zkv_net.storage import folder
 
 log = logging.getLogger("zkv.disk")
@@ -71,10 +71,25 @@ def complete(action: Complete) -> Written:
     return Written(action.number)
 
 
+def find(action: Find) -> Found:
+    """Look for a snapshot of which every byte is as it was written."""
+    problems = []
+    for url, name in action.places:
+        try:
+            where, manifest = snapshot_folder.chosen(f"{url}/{name}" if name else url, whole=True)
+            snapshot_folder.check(folder(where), where, manifest)
+            return Found(where, encode(manifest).decode(), loop.term_number())
+        except (OSError, ZkvError) as error:
+            problems.append(str(error))
+    return Found("", "", loop.term_number(), "\n".join(problems))
+
+
 class Disk:
     """Does one thing after the other, and says what came of it in the loop that it was made for."""
 
-    def __init__(self, tell: Callable[[Wrote | Loaded], None] | Callable[[Written], None]) -> None:
+    def __init__(
+        self, tell: Callable[[Wrote | Loaded], None] | Callable[[Written | Found], None]
+    ) -> None:
         self._tell: Callable[..., None] = tell
         self._jobs: SimpleQueue[Callable[[], None]] | None = None
         self._closed = False
@@ -87,6 +102,10 @@ class Disk:
         """Write a manifest."""
         self._begin(lambda: complete(action))
 
+    def find(self, action: Find) -> None:
+        """Look for a snapshot to go back to."""
+        self._begin(lambda: find(action))
+
     def give_up(self, action: GiveUp) -> None:
         """Remove what there is of a snapshot."""
 
@@ -98,8 +117,8 @@ class Disk:
 
         self._begin(remove)
 
-    def _begin(self, act: Callable[[], Wrote | Loaded | Written | None]) -> None:
-        loop = asyncio.get_running_loop()
+    def _begin(self, act: Callable[[], Wrote | Loaded | Written | Found | None]) -> None:
+        running = asyncio.get_running_loop()
         if self._jobs is None:
             self._jobs = SimpleQueue()
             # A disk that hangs must not keep the process from ending.
@@ -108,12 +127,12 @@ class Disk:
         def run() -> None:
             said = None if self._closed else act()
             # The loop may have ended meanwhile.
-            if said is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(self._told, said)
+            if said is not None and not running.is_closed():
+                running.call_soon_threadsafe(self._told, said)
 
         self._jobs.put(run)
 
-    def _told(self, said: Wrote | Loaded | Written) -> None:
+    def _told(self, said: Wrote | Loaded | Written | Found) -> None:
         if not self._closed:
             self._tell(said)
 

@@ -15,6 +15,7 @@ from zkv.errors import Refused, ZkvError
 from zkv.heartbeat import BEAT_S, gone_s
 from zkv_brokers import requests
 from zkv_brokers.decisions import Decisions
+from zkv_brokers.members import Worker
 
 if TYPE_CHECKING:
     from zkv_brokers.members import Worker
@@ -60,13 +61,19 @@ class Door:
                 f"{len(router.members.by_peer)} members are here, the most that this broker takes "
                 "(--max-members)"
             )
-        elif router.returning.waiting or not router.members.complete:
+        elif router.returning.waiting or router.rolling.waiting or not router.members.complete:
             self._early[peer] = hello
         elif (holder := router.members.holder(hello)) is not None:
             if peer not in self._contested:
                 self._contested[peer] = self._contest(hello, holder)
         else:
-            self._admit(peer, hello, out)
+            self.admit(peer, hello, out)
+
+    def take_over(self, old: Door, out: Decisions) -> None:
+        """The run has gone back to a snapshot: newcomers go on waiting here."""
+        self._early, self._contested = old._early, old._contested
+        if self._router.members.complete:
+            self.open(out)
 
     def open(self, out: Decisions) -> None:
         """Let in who has waited, if all servers are here."""
@@ -99,7 +106,7 @@ class Door:
                 router.remove(holder, "a new process came in its place, and it was silent", out)
             del self._contested[peer]
             try:
-                self._admit(peer, hello, out)
+                self.admit(peer, hello, out)
             except ZkvError as error:
                 router.refuse(peer, 0, error)
 
@@ -118,13 +125,19 @@ class Door:
             if strange and router.hub.silent_s(peer) > patience_s:
                 router.hub.forget(peer)
                 self.forget(peer)
+                router.fleet.forget(peer)
 
     def forget(self, peer: int) -> None:
         """A newcomer is not waited for any more."""
         self._early.pop(peer, None)
         self._contested.pop(peer, None)
 
-    def _admit(self, peer: int, hello: c.WorkerHello, out: Decisions) -> None:
+    def admit(self, peer: int, hello: c.WorkerHello, out: Decisions) -> Worker:
+        """Make a worker a member, and tell it what there is.
+
+        Raises:
+            ZkvError: it cannot be one.
+        """
         router = self._router
         admitted = router.members.admit(peer, hello)
         if isinstance(admitted, ZkvError):
@@ -139,3 +152,4 @@ class Door:
                 out.tell(admitted.incarnation, c.Ready(told.init))
         if not hello.observer:
             router.groups.welcome(admitted, out)
+        return admitted

@@ -127,6 +127,7 @@ class Fleet:
     def forget(self, peer: int) -> None:
         """A late server that was early must not come in."""
         self._early.pop(peer, None)
+        self._router.rolling.forget(peer)
 
     def _catch_up(self, out: Decisions) -> Iterator[c.Catchup]:
         """Yield what a server has to know that was not here when it was written into the log."""
@@ -200,7 +201,7 @@ class Fleet:
         if drained:
             self._remove(server, why, out)
         else:
-            self._lost(server, f"it stopped: {why}", out)
+            self._lost(server, f"it has stopped ({why})", out)
 
     def may_go(self, server: Server) -> bool:
         """Return whether nothing is lost with a server: a late one that has never owned a block.
@@ -237,20 +238,23 @@ class Fleet:
                 continue
             why = "its connection broke, and " if server.broken else ""
             why += f"nothing was heard of it for {silent:.1f} s"
-            self._lost(server, why, out)
+            self._lost(server, why, out, silent=True)
         if self._early and router.members.complete:
             self._let_in(out)
 
-    def _lost(self, server: Server, why: str, out: Decisions) -> None:
-        """A server is gone: go on without it, if that can be."""
+    def _lost(self, server: Server, why: str, out: Decisions, *, silent: bool = False) -> None:
+        """A server is gone: go on without it, if that can be, or go back to a snapshot.
+
+        `silent`: it may be heard again.
+        """
         if self.may_go(server):
             self._remove(server, why, out, lost=self._router.replicas.wanted)
             return
         hindrance = self._router.replicas.hindrance(server)
-        if hindrance:
-            self._router.fail("ServerLost", f"{server} is lost: {why}; {hindrance}")
-        else:
+        if not hindrance:
             self._router.replicas.take_over(server, why, out)
+        elif not self._router.rolling.awaits(server, why, silent=silent):
+            self._router.fail("ServerLost", f"{server} is lost: {why}; {hindrance}")
 
     def _remove(self, server: Server, why: str, out: Decisions, *, lost: bool = False) -> None:
         """Go on without a server that owns nothing; `lost`: another one may come for it."""
@@ -265,6 +269,7 @@ class Fleet:
         router = self._router
         router.hub.send(server.peer, c.Bye(why))
         router.hub.close(server.peer)
+        router.rolling.lost.pop(server.index, None)
         self.draining = [index for index in self.draining if index != server.index]
         self._fresh = [index for index in self._fresh if index != server.index]
         for group in router.groups.by_number.values():

@@ -41,6 +41,12 @@ class Gatekeeper:
         """The same by key, the oldest first."""
         router.hub.believes = self.believes
 
+    def take_over(self, old: Gatekeeper) -> None:
+        """The run has gone back to a snapshot: who may speak, and whose names are whose, is as
+        before."""
+        self._holders, self._names, self._names_of = old._holders, old._names, old._names_of
+        self.norms.take_over(old.norms)
+
     # --- who may -----------------------------------------------------------------------------
 
     def holder(self, peer: int) -> Holder:

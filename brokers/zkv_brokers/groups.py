@@ -48,8 +48,9 @@ class Groups:
     """Called with a key before it leaves its group."""
     begins_at: Callable[[int], tuple[int, Mapping[int, int]]] = _from_nothing
     """Returns the version that a new group (by its number) begins with, and workers' clocks."""
-    _cohort: set[int] = field(default_factory=set)
-    """Who starts again together after a barrier that has let somebody out."""
+    cohort: set[int] = field(default_factory=set)
+    """Who starts together: after a barrier that has let somebody out, or when all have gone back to
+    a snapshot."""
     _rested: set[int] = field(default_factory=set)
     """Who was let out by the present barrier."""
     _let_out: dict[int, set[int]] = field(default_factory=dict)
@@ -143,12 +144,18 @@ class Groups:
         return True
 
     def _cohort_is_here(self) -> bool:
-        """Whether all who left a barrier together have asked for a batch again, or are gone."""
-        self._cohort &= set(self.members.workers)
-        if not self._cohort <= self.begun:
+        """Whether all who start together have asked for a batch, or are gone."""
+        self.cohort &= set(self.members.workers)
+        if not self.cohort <= self.begun:
             return False
-        self._cohort.clear()
+        self.cohort.clear()
         return True
+
+    def rest(self, worker: Worker) -> None:
+        """A worker waits in a barrier: it wants no batch meanwhile, and nobody begins with it."""
+        self.begun.discard(worker.incarnation)
+        self.cohort.discard(worker.incarnation)
+        self.draws.forget(worker)
 
     def welcome(self, worker: Worker, out: Decisions) -> None:
         """A new member takes part in every plain key from the start; it may end a shortage."""
@@ -264,7 +271,7 @@ class Groups:
             for worker in self.members.training():
                 if self._takes_part(worker):
                     self._rest(group, worker, out)
-            self._cohort, self._rested = self._rested, set()
+            self.cohort, self._rested = self._rested, set()
 
     def unfinished(self, worker: Worker) -> bool:
         """Return whether something that a worker has finished is not held everywhere yet."""

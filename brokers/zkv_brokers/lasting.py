@@ -133,18 +133,25 @@ class Lasting:
             BadSnapshot: a new run was to begin, and its snapshot cannot be used.
         """
         if self._file is None:
-            return self.router.turn(events, now)
+            actions = self.router.turn(events, now)
+            self.router = self.router.successor or self.router
+            return actions
         self._keys = [one for one in events if isinstance(one, r.Keys)][-1:] or self._keys
         began = time.monotonic()
-        actions: list[r.Action] = []
+        actions = []
         try:
             actions = self.router.turn(events, now)
         finally:
             self._turns.add(events, now, time.monotonic() - began)
             actions = self._turns.leaving(events, actions)
-            if self._turns.must_be_kept(actions):
+            successor = self.router.successor
+            if successor is None and self._turns.must_be_kept(actions):
                 self._file.append(self._turns.record())
-        if self._turns.is_long:
+        if successor is not None:
+            # All of it in one go: whoever reads the journal is before the roll-back or behind it.
+            self.router = successor
+            self._begin()
+        elif self._turns.is_long:
             self._begin_again(self._file)
         self._check(self._file)
         return actions

@@ -5,6 +5,7 @@ Part of the router; `zkv_brokers.together` decides for an update whether they do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,22 @@ def at_barrier(router: Router, worker: Worker, out: Decisions) -> None:
     expected = model.together.members.get(worker.number)
     if expected is not None and not model.has_finished(worker.number, expected.grant):
         model.together.stops(worker.number, "is at a barrier", model, out)
+
+
+def open_barriers(router: Router, training: Sequence[Worker], out: Decisions) -> None:
+    """Let out who is at a barrier that all have come to, if nothing that was finished is on its
+    way."""
+    if not any(worker.barrier_token for worker in training):
+        return
+    lowest = min(worker.barrier for worker in training)
+    if any(map(router.groups.unfinished, training)):
+        return
+    through = [w for w in training if w.barrier_token and w.barrier <= lowest]
+    for worker in through:
+        router.hub.send(worker.peer, c.Reply(worker.barrier_token, worker.barrier))
+        worker.barrier_token = 0
+    if through:
+        router.groups.barrier_opened(out)
 
 
 def plain(router: Router) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from zkv import control as c
 from zkv.errors import NameInUse, Refused, ZkvError
 from zkv.time_split import Spent
-
-INCARNATIONS_PER_TERM = 1 << 20
+from zkv.wire import INCARNATIONS_PER_TERM as INCARNATIONS_PER_TERM
 
 
 @dataclass(slots=True)
@@ -81,6 +80,11 @@ class Members:
     by_peer: dict[int, Worker | Server] = field(default_factory=dict)
     workers_min: int = 0
     """With fewer than so many, nobody begins a batch; those who have left are not asked for."""
+    left: int = 0
+    """Workers that have left in good order."""
+    passed: bool = False
+    """Whether the start line was passed already, in a run that has gone back to a snapshot since:
+    nobody is waited for, whatever newcomers say."""
     epoch: int = 0
     places: int = 0
     """Numbers that servers have had: those that have left are not given again."""
@@ -88,7 +92,6 @@ class Members:
     """Servers that were lost, and for whom others may come."""
     _count: int = 0
     _world: int = 0
-    _left: int = 0
 
     @property
     def complete(self) -> bool:
@@ -103,7 +106,7 @@ class Members:
     @property
     def expected(self) -> int:
         """How many workers the start line waits for."""
-        return max(self._world, self.world_min)
+        return 1 if self.passed else max(self._world, self.world_min)
 
     def training(self) -> list[Worker]:
         """Return the members that train (observers only read), in the order of their numbers."""
@@ -227,14 +230,14 @@ class Members:
     def remove(self, worker: Worker) -> None:
         """Forget a worker that has left or was lost."""
         if worker.leaving and not worker.hello.observer:
-            self._left += 1
+            self.left += 1
         self.workers.pop(worker.incarnation, None)
         self.by_peer.pop(worker.peer, None)
         self.epoch += 1
 
     def shortage(self) -> str:
         """Return how many workers are missing of `workers_min`; "" if there are enough."""
-        here, needed = len(self.training()), self.workers_min - self._left
+        here, needed = len(self.training()), self.workers_min - self.left
         if here >= needed:
             return ""
         return f"{here} of at least {needed} workers are here (--min-workers); start more of them"

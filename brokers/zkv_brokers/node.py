@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from zkv import control as c
 from zkv.alignment import RoundTrips
-from zkv.data_messages import Data, Greet, Probe, Probed
+from zkv.data_messages import Data, Fetch, Greet, Part, Probe, Probed, sender
 from zkv.dtypes import Array
 from zkv.errors import (
     BrokerLost,
@@ -28,7 +28,7 @@ from zkv.errors import (
 from zkv.heartbeat import BEAT_S, Pulse, link_resend_s
 from zkv.link import Link
 from zkv.spans import Spans
-from zkv.wire import STRANGERS, open_envelope
+from zkv.wire import INCARNATIONS_PER_TERM, STRANGERS, open_envelope
 from zkv_brokers.grants import ToWorker
 from zkv_brokers.memory import Memory
 from zkv_brokers.shard import Action as ShardAction
@@ -146,6 +146,8 @@ class Node:
         self.trouble = ""
         """Why the broker cannot be reached, as far as its driver knows."""
         self._link = Link(instance, resend_s=link_resend_s(config.beat_s), rising=True)
+        self._floor = 0
+        """Incarnations below this are of a run that has gone back to a snapshot since."""
         self._began = now
         self._next_decoding = now
         self._next_word = now + config.narrate_after_s
@@ -186,6 +188,8 @@ class Node:
             return [ToWorker(message.incarnation, probed, None)]
         if isinstance(message, Greet) and message.incarnation >= STRANGERS:
             # It has a route now, and never becomes a member that a shard would have to know.
+            return []
+        if not isinstance(message, Fetch | Part) and sender(message) < self._floor:
             return []
         self._carry(self.shard.take(FromWorker(message, payload), now))
         out, self._out = self._out, []
@@ -271,6 +275,15 @@ class Node:
         self._out.append(Note("warning", text))
         self.round_trips = RoundTrips()
 
+    def _go_back(self, message: c.RollBack, now: float) -> None:
+        """All that is here is of a run that begins again; so is what comes late of it."""
+        text = f"going back to version {message.version} of snapshot {message.name}"
+        self._out.append(Note("warning", f"{text}, {message.undone} updates: {message.why}"))
+        self.welcome, self._floor = None, message.term * INCARNATIONS_PER_TERM
+        self._began, self._next_word = now, now + self.config.narrate_after_s
+        self._feed(Reset(), now)
+        self._link.send(c.WentBack(message.term))
+
     def _hear(self, message: c.Message, now: float) -> None:
         match message:
             case c.Fatal(code=code, reason=reason) | c.Refusal(code=code, reason=reason):
@@ -278,6 +291,9 @@ class Node:
                 return
             case c.Keyring():
                 self._out.append(Keyed(message))
+                return
+            case c.RollBack():
+                self._go_back(message, now)
                 return
             case c.Bye() if self.shard.copies.left:
                 self._out.append(Drained())

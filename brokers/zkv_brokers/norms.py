@@ -45,6 +45,10 @@ class Norms:
         self._barred: dict[tuple[str, str], str] = {}
         """Names and keys that are put out, and why."""
 
+    def take_over(self, old: Norms) -> None:
+        """The run has gone back to a snapshot: who was put out stays out."""
+        self._barred = old._barred
+
     def told(self, message: c.Held) -> None:
         """A server says which contributions it holds, and the square sums of its blocks."""
         if not self.limit:

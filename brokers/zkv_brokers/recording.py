@@ -22,7 +22,17 @@ from zkv_brokers.config import RouterConfig
 from zkv_brokers.node import NodeConfig
 from zkv_brokers.shard import Shard
 from zkv_brokers.shard_events import Loaded, Wrote
-from zkv_brokers.signals import Ask, Event, Keys, Received, Restarted, ServerLink, Tick, Written
+from zkv_brokers.signals import (
+    Ask,
+    Event,
+    Found,
+    Keys,
+    Received,
+    Restarted,
+    ServerLink,
+    Tick,
+    Written,
+)
 
 FORMAT = "zkv recording 1"
 LENGTH_BYTES = 4
@@ -82,6 +92,8 @@ def plain_of(event: Event) -> tuple[Any, ...]:
             return number, why, None, None
         case Restarted(term, instance):
             return "restarted", term, instance
+        case Found(url, manifest, term, why):
+            return "found", url, manifest, term, why
         case Ask():
             return (None,)
         case Tick():

@@ -29,7 +29,7 @@ from zkv_brokers.signals import Action, Complete, Event, GiveUp, Restarted, Tick
 from zkv_brokers.state import packed, unpacked
 
 FORMAT = "zkv broker 1"
-FREE = ("worker_lost_s", "server_lost_s", "max_members", "max_keys")
+FREE = ("worker_lost_s", "server_lost_s", "server_back_s", "max_members", "max_keys")
 """Settings that may be others when a broker is started again. How many members there is room for
 depends on the process's descriptors, too."""
 BEGUN_FROM = ("restored", "restored_from")
@@ -121,6 +121,8 @@ def recovered(
                 raise ProtocolError(f"no record of turns: {kind!r}")
             for now, events in turns:
                 live(router, [event_of(event) for event in events], now)
+                if router.successor is not None:
+                    raise ProtocolError("it goes on behind a roll-back, which begins a journal")
         if not isinstance(router, Router):
             raise ProtocolError(f"its state is a {type(router).__name__}")
         if router.config != config:

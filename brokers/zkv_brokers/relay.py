@@ -50,13 +50,16 @@ class Relay:
         roles, where = ("worker", "server", "follower", "admin"), "the broker's data port"
         self._front = Listening(front, self._from_worker, self._safety, roles, where, limits=limits)
         self._backs: dict[int, Dialled] = {}
+        self._addresses: dict[int, str] = {}
         self.bytes_relayed = 0
 
     def connect(self, addresses: dict[int, str]) -> None:
         """Connect a DEALER to each server that has none yet, and watch its connection; leave those
         that are not named any more."""
-        for index in self._backs.keys() - addresses.keys():
-            self._leave(index)
+        for index in list(self._backs):
+            if self._addresses.get(index) != addresses.get(index):
+                self._leave(index)
+        self._addresses = dict(addresses)
         for index, address in addresses.items():
             if index in self._backs:
                 continue

@@ -20,7 +20,17 @@ from zkv_brokers.node import Node, NodeConfig
 from zkv_brokers.recording import FORMAT, digest_of, records
 from zkv_brokers.router import Router
 from zkv_brokers.shard_events import Loaded, Wrote
-from zkv_brokers.signals import Ask, Event, Keys, Received, Restarted, ServerLink, Tick, Written
+from zkv_brokers.signals import (
+    Ask,
+    Event,
+    Found,
+    Keys,
+    Received,
+    Restarted,
+    ServerLink,
+    Tick,
+    Written,
+)
 from zkv_brokers.state import unpacked
 
 
@@ -89,6 +99,7 @@ def router_of(first: list[Any], rest: Iterable[list[Any]]) -> tuple[Router, str 
         else:
             now, events = what
             router.turn([event_of(event) for event in events], now)
+            router = router.successor or router
     return router, recorded
 
 
@@ -101,6 +112,8 @@ def event_of(plain: list[Any]) -> Event:
             return Keys(tuple(Holder(key, name, frozenset(roles)) for key, name, roles in holders))
         case [route, frame]:
             return Received(route, frame)
+        case ["found", url, manifest, term, why]:
+            return Found(url, manifest, term, why)
         case ["restarted", term, instance]:
             return Restarted(term, instance)
         case [index, up, None]:

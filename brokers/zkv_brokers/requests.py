@@ -18,6 +18,7 @@ from zkv_brokers.decisions import Decisions
 from zkv_brokers.group import Group
 from zkv_brokers.members import Server, Worker
 from zkv_brokers.rules import Rules
+from zkv_brokers.taking_over import cohort_reason
 
 if TYPE_CHECKING:
     from zkv_brokers.router import Router
@@ -148,6 +149,17 @@ def configuration(router: Router) -> c.Configure:
     )
 
 
+def log_configuration(router: Router, out: Decisions, *, late: bool = False) -> None:
+    """Write the settings in force into the log; `late`: behind the next commit, if foreseen."""
+    entry = configuration(router)
+    if router.groups.model is not None:
+        router.groups.model.configure(entry, out, late=late)
+    elif not len(router.log):
+        router.log.extend([entry])
+    else:
+        out.log(entry)
+
+
 def change(router: Router, message: c.Change, number: int, out: Decisions) -> dict[str, Any]:
     """Change a live setting, as the worker with this number asks (-1: somebody else does); return
     from which model version it holds.
@@ -164,28 +176,28 @@ def change(router: Router, message: c.Change, number: int, out: Decisions) -> di
             late = group is not None and group.ahead.defers(number, group)
             if group is not None and message.inside and not late:
                 group.ahead.drop(group, out)
-            router.log_configuration(out, late=late)
+            log_configuration(router, out, late=late)
         case "policy":
             chosen = policy(message.value)
             check_budget(router, chosen)
             router.groups.switch(chosen, out)
             router.note_shortage()
-            router.log_configuration(out)
+            log_configuration(router, out)
         case "staleness":
             router.staleness = staleness(message.value)
             if group is not None:
                 group.ahead.drop(group, out)
                 group.rules.staleness = router.staleness
-            router.log_configuration(out)
+            log_configuration(router, out)
         case "codec":
             router.coding.use_up(message.value)
-            router.log_configuration(out)
+            log_configuration(router, out)
         case "codec_down":
             router.coding.use_down(message.value)
             if group is not None:
                 group.ahead.drop(group, out)
                 group.holdings.forget()
-            router.log_configuration(out)
+            log_configuration(router, out)
         case other:
             raise Refused(
                 f"there is no live setting {other!r}; there are: codec, codec_down, lr, policy, "
@@ -265,6 +277,9 @@ def why_waiting(router: Router, worker: Worker) -> Reason | None:
     """Return why a worker has no grant, or why its barrier is closed, or who cannot be reached, for
     whose part in an update it may wait; None if nothing is known to be in the way."""
     group = router.groups.model
+    together = router.rolling.reason or cohort_reason(router, worker)
+    if together is not None:
+        return together
     if worker.incarnation in router.groups.begun:
         pending = bool(router.catalog.pending)
         return router.replicas.waited_for() or reasons.nothing_yet(pending)
@@ -297,7 +312,8 @@ def text_of(reason: Reason | None) -> str:
 
 def explain(router: Router, outside: Iterable[int], told: dict[int, str]) -> None:
     """Tell those who wait why: newcomers (peers) always, members when the reason has changed."""
-    missing = text_of(reasons.servers_missing(router.members, router.config.address))
+    members, address = router.members, router.config.address
+    missing = text_of(router.rolling.reason or reasons.servers_missing(members, address))
     for peer in outside:
         router.hub.send(peer, c.Waiting(missing))
     for worker in router.members.training():

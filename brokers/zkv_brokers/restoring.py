@@ -169,8 +169,10 @@ class Restoring:
 
     def restored(self, server: Server, message: c.Restored, out: Decisions) -> None:
         """A server holds its part, or cannot."""
+        rolling = self._router.rolling
         if message.why:
-            self._router.fail("BadSnapshot", f"{server} cannot restore its part: {message.why}")
+            if not rolling.unusable(server, message.why):
+                self._router.fail("BadSnapshot", "; before that, ".join(rolling.problems[::-1]))
             return
         if server.index not in self._missing:
             return
@@ -182,6 +184,7 @@ class Restoring:
         for one in done:
             offers.seeded(self._router, one, out)
         self._router.hub.note("info", f"all servers hold their part of {self.manifest.name}")
+        rolling.done()
 
 
 def _specs_of(init: sn.Init) -> dict[str | int, KeySpec | TableSpec]:

@@ -41,6 +41,7 @@ class Returning:
             server.broken = False
         router.fleet.changed()
         router.snapshots.again()
+        router.rolling.again()
         workers, servers = len(router.members.workers), len(router.members.servers)
         version, entries = router.groups.version, len(router.log)
         text = f"going on at version {version} of the model, entry {entries} of the log"

@@ -41,9 +41,11 @@ from zkv_brokers.rearranging import rearrange
 from zkv_brokers.replicas import Replicas
 from zkv_brokers.restoring import Restoring, as_restored
 from zkv_brokers.returning import Returning
+from zkv_brokers.rolling import Rolling
 from zkv_brokers.signals import Action as Action
 from zkv_brokers.signals import Ask, Written
 from zkv_brokers.signals import Event as Event
+from zkv_brokers.signals import Found as Found
 from zkv_brokers.signals import Keys as Keys
 from zkv_brokers.signals import Received as Received
 from zkv_brokers.signals import Restarted as Restarted
@@ -51,12 +53,15 @@ from zkv_brokers.signals import ServerLink as ServerLink
 from zkv_brokers.signals import ServersChanged as ServersChanged
 from zkv_brokers.signals import Tick as Tick
 from zkv_brokers.snapshots import Snapshots
+from zkv_brokers.taking_over import handed_over
 
 
 class Router:
     """The broker's state. `term` must be higher than that of any broker before."""
 
-    def __init__(self, config: RouterConfig, *, term: int, instance: int) -> None:
+    def __init__(
+        self, config: RouterConfig, *, term: int, instance: int, before: Router | None = None
+    ) -> None:
         self.config = config = as_restored(config)
         self.members = Members(term, config.servers, config.workers, workers_min=config.min_workers)
         self.layout = Layout()
@@ -65,9 +70,11 @@ class Router:
         self.staleness = staleness(config.staleness)
         resend_s, members = link_resend_s(config.beat_s), config.max_members
         self.hub = Hub(instance, resend_s=resend_s, members=members, lasts=config.lasts)
-        self.coding = Coding(
-            config.codec, config.codec_down, self._clock, self.model_spec.rule.name
-        )
+        self.line_passed = False
+        if before is not None:
+            self.members, self.hub, self.line_passed = handed_over(before, term)
+        codecs = config.codec, config.codec_down
+        self.coding = Coding(*codecs, self._clock, self.model_spec.rule.name)
         self.topology = topology(config.topology)
         places = (self.topology.placement(config.placement), self.members.names)
         self.catalog = Catalog(self.layout, self.coding, config.block_bytes, *places)
@@ -80,14 +87,20 @@ class Router:
         self.failed: c.Fatal | None = None
         self.door, self.gatekeeper = Door(self), Gatekeeper(self, config.key)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
-        self.snapshots, self.restoring = Snapshots(self), Restoring(self)
-        self.returning, self.replicas = Returning(self), Replicas(self)
+        self.restoring, self.rolling = Restoring(self), Rolling(self)
+        self.snapshots, self.returning, self.replicas = (
+            Snapshots(self),
+            Returning(self),
+            Replicas(self),
+        )
+        self.successor: Router | None = None
+        """The router that has taken this one's place: the run has gone back to a snapshot."""
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
         self.groups.regroups = self._leaves_group
         self.about: dict[str, object] = {}  # What its process says of itself, for `status` alone.
         self._told: dict[int, str] = {}
-        self._line_passed, self._shortage, self._next_beat = False, "", 0.0
-        self.log_configuration(Decisions(0))
+        self._shortage, self._next_beat = "", 0.0
+        requests.log_configuration(self, Decisions(0))
 
     @property
     def policy(self) -> SyncPolicy:
@@ -107,7 +120,11 @@ class Router:
         """Take all events of a turn of the loop in: what they decide travels together (rule 1)."""
         self.hub.now = now
         out = Decisions(len(self.log))
-        for event in events:
+        for at, event in enumerate(events):
+            first = self.rolling.found(event) if isinstance(event, Found) else None
+            if self.successor is not None and first is not None:
+                # What this turn has decided besides was told to nobody.
+                return [*first, *self.successor.turn(events[at + 1 :], now)]
             self._one(event, now, out)
         return self._flush(out)
 
@@ -130,7 +147,8 @@ class Router:
                 self.snapshots.hear(event)
             case Restarted(term, instance):
                 self.returning.begin(term, instance)
-        for part in (self.returning, self.restoring, self.moves, self.fleet, self.replicas):
+        parts = (self.returning, self.restoring, self.moves, self.fleet, self.replicas)
+        for part in (*parts, self.rolling):
             part.look(out)
         meeting.look(self, out)
         self.snapshots.look(out)
@@ -152,7 +170,8 @@ class Router:
             worker = self.members.workers.get(incarnation)
             if worker is not None:
                 self.hub.send(worker.peer, message)
-        return [*self.fleet.actions(), *self.snapshots.actions(), *self.hub.outgoing()]
+        files = [*self.snapshots.actions(), *self.rolling.actions()]
+        return [*self.fleet.actions(), *files, *self.hub.outgoing()]
 
     def refuse(self, peer: int, token: int, error: Exception) -> None:
         """Turn a request down, and say why to both sides."""
@@ -166,12 +185,16 @@ class Router:
     def _take(self, peer: int, message: c.Message, out: Decisions) -> None:
         who = self.members.by_peer.get(peer)
         self.gatekeeper.check(peer, message, who)
+        if self.rolling.is_of_old(peer, message):
+            return
         match message:
             case c.WorkerHello() | c.ServerHello() if who is not None:
                 pass  # Said twice: a process is one member.
             case c.WorkerHello():
                 self.door.knock(peer, message, out)
             case c.ServerHello() if self.returning.holds(peer, message):
+                pass
+            case c.ServerHello() if self.rolling.holds(peer, message):
                 pass
             case c.ServerHello():
                 if self.fleet.hello(peer, message, out):
@@ -191,6 +214,8 @@ class Router:
                 self.hub.send(peer, c.Reply(message.token, value, out.index))
             case c.TakeSnapshot(token=token):
                 self.snapshots.ask(peer, token)
+            case c.GoBack():
+                self.rolling.ask(peer, message)
             case c.Rearrange(token=token):
                 self.hub.send(peer, c.Reply(token, rearrange(self, message)))
             case c.Saved() if who is not None:
@@ -237,8 +262,8 @@ class Router:
                 self.moves.followed(worker, message)
             case c.Barrier(token=token, number=number):
                 worker.barrier, worker.barrier_token = number, token
-                self.groups.begun.discard(worker.incarnation)
-                self.groups.draws.forget(worker)
+                self.groups.rest(worker)
+                self.begin(out)
                 meeting.at_barrier(self, worker, out)
                 self._settle_leavers(out)
             case c.Listens() | c.CutOff():
@@ -350,18 +375,9 @@ class Router:
             else:
                 meeting.leaves(self, worker, out)
         training = self.members.training()
-        self._line_passed = self._line_passed or len(training) >= self.members.expected
-        if not self._line_passed or not any(worker.barrier_token for worker in training):
-            return
-        lowest = min(worker.barrier for worker in training)
-        if any(map(self.groups.unfinished, training)):
-            return
-        through = [w for w in training if w.barrier_token and w.barrier <= lowest]
-        for worker in through:
-            self.hub.send(worker.peer, c.Reply(worker.barrier_token, worker.barrier))
-            worker.barrier_token = 0
-        if through:
-            self.groups.barrier_opened(out)
+        self.line_passed = self.line_passed or len(training) >= self.members.expected
+        if self.line_passed:
+            meeting.open_barriers(self, training, out)
 
     def fail(self, code: str, text: str) -> None:
         """The run cannot go on: tell everybody why, once."""
@@ -386,13 +402,3 @@ class Router:
             for peer in self.hub.peers():
                 self.hub.send(peer, c.Beat(now))
             requests.explain(self, self.door.outside, self._told)
-
-    def log_configuration(self, out: Decisions, *, late: bool = False) -> None:
-        """Write the settings in force into the log; `late`: behind the next commit, if foreseen."""
-        entry = requests.configuration(self)
-        if self.groups.model is not None:
-            self.groups.model.configure(entry, out, late=late)
-        elif not len(self.log):
-            self.log.extend([entry])
-        else:
-            out.log(entry)

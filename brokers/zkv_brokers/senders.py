@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence, Set
 import zmq
 
 from zkv.data_messages import Data, Done, Fetch, Greet, Part, Probe, Push
+from zkv.data_messages import sender as sender
 from zkv.errors import ProtocolError
 from zkv.roles import KEY_BYTES
 from zkv.wire import STRANGERS
@@ -87,12 +88,3 @@ class Senders:
             if who <= self._newest or now - since > STRANGER_S:
                 del self.routes[who], self._strangers[who]
                 self._gone(who)
-
-
-def sender(message: Data) -> int:
-    """Return the incarnation of the worker that a data message is from (or for)."""
-    if isinstance(message, Push | Done):
-        return message.contribution.incarnation
-    if isinstance(message, Fetch | Part):
-        raise ProtocolError(f"a {type(message).__name__} is not from a worker")
-    return message.incarnation

@@ -60,7 +60,18 @@ class Restarted:
     instance: int
 
 
-Event = Received | Tick | ServerLink | Keys | Ask | Written | Restarted
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A snapshot that was looked for (`Find`): its folder, and its manifest as text; or "", as none
+    can be used, and `why`. `term` is higher than that of any broker before."""
+
+    url: str
+    manifest: str
+    term: int
+    why: str = ""
+
+
+Event = Received | Tick | ServerLink | Keys | Ask | Written | Restarted | Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +100,12 @@ class GiveUp:
     name: str
 
 
-Action = Send | Note | Strike | ServersChanged | Complete | GiveUp
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Look for the first of these snapshots (folder, name; "": the newest one) of which every byte
+    is as it was written, and say `Found`."""
+
+    places: tuple[tuple[str, str], ...]
+
+
+Action = Send | Note | Strike | ServersChanged | Complete | GiveUp | Find

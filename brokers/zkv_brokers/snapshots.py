@@ -36,6 +36,15 @@ STATES_S = 10.0
 """So long workers may take to begin a batch and to write what they began it with."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A snapshot that this run can go back to: where it is, and of which version."""
+
+    url: str
+    name: str
+    version: int
+
+
 @dataclass(slots=True)
 class _Taking:
     """A snapshot that is cut and does not exist yet."""
@@ -76,11 +85,33 @@ class Snapshots:
         """The last one that failed: its files are to go."""
         self._counts = {"taken": 0, "failed": 0}
         self._actions: list[Complete | GiveUp] = []
+        self.kept: list[Kept] = []
+        """The newest ones of this run, the last one first, and what it began from."""
+        if (begun := router.restoring.manifest) is not None:
+            self.kept.append(Kept(router.config.restored_from, begun.name, begun.version))
+
+    def take_over(self, old: Snapshots, name: str) -> None:
+        """The run has gone back to this snapshot. Numbers go on, so that no file that was on its
+        way is taken for one of this run."""
+        self._number, self._last, self._counts = old._number, old._last, old._counts
+        self.kept += [one for one in old.kept if one.name < name][: sn.KEPT - 1]
+        why = f"the run goes back to snapshot {name}"
+        waiting = list(old._asked)
+        if old._taking is not None:
+            waiting += old._taking.asked
+        if old._taking is not None and old._taking.manifest.name != name:
+            # Else its manifest was there before the word of it.
+            self._given_up = old._taking.manifest.name
+            self._actions.append(GiveUp(self._url, self._given_up))
+        for peer, token in waiting:
+            self._router.hub.send(peer, c.Refusal(token, "Refused", why))
 
     @property
     def may(self) -> bool:
         """Whether there is a folder for snapshots, and something to write down."""
         router = self._router
+        if router.rolling.waiting:
+            return False
         there = router.members.complete and router.failed is None and router.layout.blocks
         return bool(self._url and there)
 
@@ -106,6 +137,8 @@ class Snapshots:
         """Whoever runs this broker wants a snapshot, or has written the manifest of one."""
         if isinstance(event, Written):
             self._written(event)
+        elif self._router.rolling.waiting:
+            self._router.rolling.give_up("the broker was told to end")
         elif self._url:
             self._wanted = True
 
@@ -143,6 +176,8 @@ class Snapshots:
         router = self._router
         if not router.members.complete:
             return "not all servers are here"
+        if router.rolling.waiting:
+            return router.rolling.why_waiting()
         if any(not one.plain for one in router.catalog.pending.values()):
             return "the first values of the model are on their way"
         if not router.layout.blocks:
@@ -244,6 +279,7 @@ class Snapshots:
             self._give_up(event.why)
             return
         manifest, now = taking.manifest, self._router.hub.now
+        self.kept = [Kept(self._url, manifest.name, manifest.version), *self.kept][: sn.KEPT]
         self._last = {
             "name": manifest.name,
             "version": manifest.version,

@@ -77,7 +77,7 @@ def status(router: Router) -> dict[str, Any]:
     layout = router.layout
     coding = router.coding.plain(layout)
     gone = set(range(members.places)) - members.servers.keys()
-    places = max(members.places, router.config.servers)
+    places = max(members.places, members.servers_wanted)
     placed = Placed(router.catalog.placement, layout, places, coding["codecs"], gone)
     return {
         "broker": router.config.address,
@@ -96,7 +96,8 @@ def status(router: Router) -> dict[str, Any]:
         "plain_keys": len(router.groups.by_number) - (model is not None),
         "servers_wanted": members.servers_wanted,
         "waiting": requests.text_of(
-            reasons.servers_missing(members, router.config.address)
+            router.rolling.reason
+            or reasons.servers_missing(members, router.config.address)
             or reasons.workers_missing(members)
         ),
         "pending": [model.arrivals[name].number for name in model.kept()] if model else [],
@@ -111,7 +112,7 @@ def status(router: Router) -> dict[str, Any]:
         "replicas": router.replicas.plain(),
         "moves": {**router.moves.plain(), "draining": router.fleet.draining},
         **_measured(router),
-        "snapshots": router.snapshots.plain(),
+        "snapshots": router.snapshots.plain() | {"gone_back": router.rolling.plain()},
         "servers": _servers(router, placed),
         "workers": _workers(router),
     }

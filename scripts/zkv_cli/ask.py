@@ -25,7 +25,7 @@ from zkv_net.safety import choose, said_insecure
 from zkv_net.sockets import connect, new_socket
 
 TOKEN = 1
-Request = c.Status | c.Change | c.Rearrange | c.TakeSnapshot
+Request = c.Status | c.Change | c.Rearrange | c.TakeSnapshot | c.GoBack
 Heard = TypeVar("Heard")
 
 

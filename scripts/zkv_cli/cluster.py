@@ -12,11 +12,11 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zkv import control as c
 from zkv.errors import ClusterNotReady, ConfigError, ZkvError
-from zkv_cli.ask import TOKEN, ask
+from zkv_cli.ask import TOKEN, ask, ask_status
 from zkv_cli.children import Child, Children, Ended, Event, Line, Signalled
 from zkv_cli.exits import FAILED, MISUSED, SIGNAL_BASE, CommandFailed, say
 from zkv_cli.guard import LIFELINE
@@ -26,6 +26,10 @@ from zkv_net.sockets import is_loopback, join_address, split_address
 START_TIMEOUT_S = 60.0
 SERVER_GRACE_S = 1.5
 BROKER_GRACE_S = 1.5
+REVIVE_MAX, REVIVE_S = 3, 60.0
+"""A lost server is started again so many times within so many seconds."""
+STATUS_TIMEOUT_S = 1.0
+ALIVE = {LIFELINE: "stdin", "PYTHONUNBUFFERED": "1"}
 LAST_SNAPSHOT_S = 20.0
 """How long the last snapshot may take."""
 BROKER_AT = re.compile(r"broker at (tcp://\S+)")
@@ -45,6 +49,10 @@ class Cluster:
     servers: list[Child]
     saves: bool = False
     """Whether a last snapshot is taken before it ends."""
+    command: list[str] = field(default_factory=list)
+    """What starts a server."""
+    revived: list[float] = field(default_factory=list)
+    """When servers were started again: seconds of the monotonic clock."""
 
 
 def join_commands(address: str, *, insecure: bool) -> tuple[str, str]:
@@ -89,17 +97,16 @@ def start(
         CommandFailed: a child ended, or a signal asked to stop.
     """
     log: dict[str, str] = {"log-format": settings.log.format, "log-level": settings.log.level}
-    lifeline = {LIFELINE: "stdin", "PYTHONUNBUFFERED": "1"}
     section = settings.broker
     if section.journal == "auto":
         # This cluster ends with its broker: nobody starts that again.
         section = section.model_copy(update={"journal": "none"})
-    broker = children.start("broker", command_line("broker", section, log), lifeline)
+    broker = children.start("broker", command_line("broker", section, log), ALIVE)
     until = (time.monotonic() + timeout_s, timeout_s)
     address = _awaited(events, until, broker, BROKER_AT, quiet)[1].group(1)
     command = command_line("server", _beside(address, settings), log | {"broker": address})
     wanted = settings.broker.servers
-    started = [children.start("server", command, lifeline) for _ in range(wanted)]
+    started = [children.start("server", command, ALIVE) for _ in range(wanted)]
     servers: dict[int, Child] = {}
     while len(servers) < wanted:
         child, match = _awaited(events, until, None, SERVER_IN, quiet)
@@ -108,7 +115,48 @@ def start(
         servers[index] = child
     assert set(servers.values()) == set(started)
     here = [servers[index] for index in sorted(servers)]
-    return Cluster(address, broker, here, bool(settings.broker.snapshot_dir))
+    return Cluster(address, broker, here, bool(settings.broker.snapshot_dir), command)
+
+
+def start_server(
+    children: Children, events: Events, cluster: Cluster, timeout_s: float = START_TIMEOUT_S
+) -> Child:
+    """Start a server in the place of a lost one, and wait until it is in.
+
+    Raises:
+        ClusterNotReady: it was not within `timeout_s`.
+        ConfigError, CommandFailed: it has ended; its last words are in the text.
+    """
+    child = children.start("server", cluster.command, ALIVE)
+    until = (time.monotonic() + timeout_s, timeout_s)
+    child.label = f"server {_awaited(events, until, child, SERVER_IN, True)[1].group(1)}"
+    lost = [at for at, one in enumerate(cluster.servers) if one.gone]
+    at = lost[0] if lost else len(cluster.servers)
+    cluster.servers[at : at + 1] = [child]
+    return child
+
+
+def revived(children: Children, cluster: Cluster | None, dead: Child) -> Child | None:
+    """Start a server again that was lost, if the cluster can go back to a snapshot with it, and
+    that has not happened too often; return it, or None."""
+    if cluster is None or dead not in cluster.servers or cluster.broker.gone:
+        return None
+    now = time.monotonic()
+    cluster.revived = [at for at in cluster.revived if now - at < REVIVE_S]
+    if len(cluster.revived) >= REVIVE_MAX or not _can_go_back(cluster.address):
+        return None
+    cluster.revived.append(now)
+    child = children.start(dead.label, cluster.command, ALIVE)
+    cluster.servers[cluster.servers.index(dead)] = child
+    return child
+
+
+def _can_go_back(address: str) -> bool:
+    try:
+        told = ask_status(address, STATUS_TIMEOUT_S)
+        return bool(not told["failed"] and told["snapshots"]["gone_back"]["can_go_back_to"])
+    except ZkvError:
+        return False
 
 
 def _beside(address: str, settings: Settings) -> Section:
@@ -151,7 +199,7 @@ def _awaited(
                     return said_by, found
             case Line(_, "stderr", text) if not (quiet or OWN_WORDS.match(text)):
                 forward(event)
-            case Ended(ended):
+            case Ended(ended) if child in (None, ended):
                 raise died(ended)
             case Signalled(number):
                 raise CommandFailed("", SIGNAL_BASE + number)

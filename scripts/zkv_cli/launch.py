@@ -84,6 +84,9 @@ def run_up(settings: Settings) -> int:
                     return SIGNAL_BASE + number
                 case Ended(child) if c.drained(child, cluster):
                     say(f"zkv up: {child.label} was drained, and has ended")
+                case Ended(child) if (again := c.revived(children, cluster, child)) is not None:
+                    say(f"zkv up: {child.obituary()}", error=True)
+                    say(f"zkv up: it was started again, as pid {again.pid}", error=True)
                 case Ended(child):
                     say(f"zkv up: {child.obituary()}", error=True)
                     return _after_death(child, cluster, events, settings)
@@ -356,6 +359,9 @@ class _Watch:
         if (ours and child.code == 0) or drained or self.signal_next:
             return
         say(f"zkv run: {child.obituary()}", error=True)
+        if not ours and (again := c.revived(self.children, self.cluster, child)) is not None:
+            say(f"zkv run: it was started again, as pid {again.pid}", error=True)
+            return
         if self.code == 0:
             self.code = (child.code or FAILED) if ours else FAILED
             grace_s = self.settings.run.grace_s

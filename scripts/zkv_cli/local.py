@@ -7,7 +7,7 @@ import signal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from zkv.control import TakeSnapshot
+from zkv.control import GoBack, TakeSnapshot
 from zkv_cli import cluster as c
 from zkv_cli.ask import TOKEN, ask, ask_status
 from zkv_cli.children import Child, Children, Event, wait_for
@@ -21,15 +21,8 @@ if TYPE_CHECKING:
 DEATH_TIMEOUT_S = 10.0
 OF_BROKER = (
     *("bind", "servers", "policy", "workers", "optimizer", "staleness", "placement", "topology"),
-    *(
-        "replicas",
-        "snapshot_dir",
-        "snapshot_every",
-        "restore",
-        "worker_lost_s",
-        "server_lost_s",
-        "loop",
-    ),
+    *("replicas", "snapshot_dir", "snapshot_every", "restore", "worker_lost_s", "server_lost_s"),
+    *("server_back_s", "loop"),
 )
 """What `local` takes that the broker's settings have under the same name."""
 
@@ -139,6 +132,29 @@ class LocalCluster:
         """
         return self._signal(self.servers[index], number)
 
+    def start_server(self, timeout_s: float = 60.0) -> Child:
+        """Start a server in the place of one that is lost, and wait until it is in: the cluster
+        goes back to its last snapshot with it.
+
+        Raises:
+            ClusterNotReady: it was not in within `timeout_s`.
+            ConfigError, CommandFailed: it was not let in, or has ended; its words are in the text.
+        """
+        self._starting = True
+        try:
+            return c.start_server(self._children, self._events, self._running, timeout_s)
+        finally:
+            self._starting = False
+
+    def restore(self, name: str = "", timeout_s: float = 60.0) -> dict[str, Any]:
+        """Have the cluster go back to a snapshot ("": the newest), as `zkv restore` does.
+
+        Raises:
+            Refused: the cluster knows no snapshots.
+            BadSnapshot: the snapshot is torn, or of another run.
+        """
+        return dict(ask(self.address, GoBack(TOKEN, name), timeout_s))
+
     def kill_broker(self, number: int = signal.SIGTERM) -> Child:
         """Send a signal to the broker and wait until it has ended, if the signal ends it."""
         return self._signal(self.broker, number)
@@ -170,6 +186,7 @@ def local(
     budget: str | int | None = None,
     worker_lost_s: float | None = None,
     server_lost_s: float | None = None,
+    server_back_s: float | None = None,
     loop: str | None = None,
     log_level: str | None = None,
 ) -> LocalCluster:
@@ -194,6 +211,8 @@ def local(
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
         worker_lost_s, server_lost_s: seconds of silence that make one lost; None: the default.
+        server_back_s: how long another server is waited for in the place of a lost one, before the
+            cluster goes back to its last snapshot on those that are left; None: the default.
         loop, log_level: such as "asyncio" (or "uvloop"), "debug"; None: the default.
 
     Raises:

@@ -18,6 +18,7 @@ from zkv_cli.loading import Json, Timeout, broker_asked, broker_named, load
 from zkv_cli.plan_placement import placement
 from zkv_cli.plan_topology import topology
 from zkv_cli.replay import replay
+from zkv_cli.restore import restore
 from zkv_cli.simulate import simulate
 from zkv_cli.snapshot import app as snapshot
 from zkv_cli.trace import app as trace
@@ -39,6 +40,7 @@ app.add_typer(trace)
 app.add_typer(keys_app)
 app.add_typer(snapshot)
 app.command()(replay)
+app.command()(restore)
 
 
 def _version(wanted: bool) -> None:

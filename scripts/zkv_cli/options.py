@@ -307,6 +307,13 @@ LOST = (
         ("--beat-s", "--beat"),
         "How often everybody says that it is alive: 0.5s (default), 50ms, ...; all are told.",
     ),
+    Setting(
+        "server_back_s",
+        float,
+        ("--server-back-s", "--server-back"),
+        "How long another server is waited for in the place of a lost one, in seconds, before all "
+        "go back to the last snapshot on those that are left.",
+    ),
 )
 BROKER_LOST = Setting(
     "broker_lost_s", float, ("--broker-lost",), "Silence that makes the broker lost, in seconds."

@@ -122,6 +122,7 @@ def broker_config(section: BrokerSection) -> BrokerConfig:
         worker_lost_s=section.worker_lost_s,
         server_lost_s=section.server_lost_s,
         beat_s=section.beat_s,
+        server_back_s=section.server_back_s,
         io_threads=section.io_threads,
         socket_bytes=section.socket_buffer,
     )

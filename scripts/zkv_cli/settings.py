@@ -214,6 +214,7 @@ class BrokerSection(Section):
     worker_lost_s: Seconds = 10.0
     server_lost_s: Seconds = 20.0
     beat_s: Beat = BEAT_S
+    server_back_s: Seconds = 30.0
     norm_limit: Annotated[float, AfterValidator(_norm)] = 0.0
     norm_action: Literal["refuse", "clip", "quarantine"] = "refuse"
     max_members: Annotated[int, Field(ge=1, le=MEMBERS_MAX * 16)] = MEMBERS_MAX

@@ -87,6 +87,14 @@ def _snapshots(snapshots: Mapping[str, Any] | None) -> list[str]:
         words.append(f"one is being written{' by ' if waits else ''}{waits}")
     failed = snapshots["failed"]
     more = [f"           THE LAST TRY FAILED: {failed}"] if failed else []
+    back = snapshots.get("gone_back") or {"times": 0}
+    if back["times"]:
+        times = "once" if back["times"] == 1 else f"{back['times']} times"
+        last = back["last"]
+        more.append(
+            f"           gone back {times}, to version {last['version']} ({last['undone']} updates "
+            f"lost): {last['why']}"
+        )
     return ["snapshots  " + "; ".join(words), *more]
 
 

@@ -36,7 +36,9 @@ def test_its_program_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", BASH, ids=lambda block: f"line-{block.line}")
 def test_its_commands_can_be_typed(block: Block) -> None:
     for command in commands_of(block.text):
-        names = [word for word in command[1:3] if word in ("up", "snapshot", "list", "show")]
+        names = [
+            word for word in command[1:3] if word in ("up", "snapshot", "list", "show", "restore")
+        ]
         text = help_of([sys.executable, "-m", "zkv_cli", *names])
         check_flags(["zkv", *names], command[1:], text)
 

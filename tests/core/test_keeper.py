@@ -111,3 +111,23 @@ def test_a_file_gives_what_went_into_it() -> None:
             assert Memory(codec(name), there[1], there[2]).square() > 0
     with pytest.raises(BadSnapshot, match="f is no state of a worker"):
         k.beginning_in({}, metadata, "f")
+
+
+def test_nothing_of_a_run_that_has_gone_back_is_written_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, away = _Kept(monkeypatch), [False]
+    kept.keeper.away = lambda: away[0]
+    for version in range(6):
+        kept.begin(version)
+    away[0] = True
+    kept.ask(3)  # The other workers of the new run are there already.
+    kept.keeper.restart()
+    away[0] = False
+    kept.ask(3)
+    assert kept.files == []
+    assert [one.why.startswith("it has not heard yet") for one in kept.said] == [True, True]
+    kept.keeper.load(None)
+    kept.begin(3)
+    kept.ask(3)
+    assert kept.blobs == [b"3"]

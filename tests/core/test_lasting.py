@@ -21,7 +21,7 @@ from zkv_brokers import recovery
 from zkv_brokers import router as r
 from zkv_brokers.lasting import Lasting
 from zkv_brokers.returning import ABANDONED_S
-from zkv_brokers.signals import Complete, GiveUp, Written
+from zkv_brokers.signals import Complete, Find, Found, GiveUp, Written
 from zkv_brokers.state import packed
 
 CONFIG = r.RouterConfig("tcp://broker:5555", policy("bsp"), lasts=True)
@@ -547,4 +547,135 @@ def test_a_journal_that_somebody_else_has_is_no_more_gone_on_with_for_that(
     monkeypatch.setattr(recovery.Turns, "must_be_kept", staticmethod(lambda actions: False))
     with pytest.raises(JournalError, match="another broker has taken"):
         server.say(one, c.Beat(0.0))
+    killed(one)
+
+
+# --- roll-backs ------------------------------------------------------------------------------
+
+
+def asked_to_go_back(one: Lasting, server: Peer, worker: Peer) -> tuple[Find, str]:
+    """Have a snapshot taken, and somebody ask that the run goes back to it; return what is to be
+    looked for, and the manifest that will be found."""
+    cut(one, server, worker)
+    (complete,) = alone(one, server, c.Saved(1, 8, "0" * 64))
+    assert isinstance(complete, Complete)
+    one.turn([Written(1)], one.now())
+    (find,) = [a for a in alone(one, worker, c.GoBack(9)) if isinstance(a, Find)]
+    return find, encode(complete.manifest).decode()
+
+
+def test_a_broker_that_is_killed_behind_a_roll_back_goes_on_with_the_new_run(
+    tmp_path: Path,
+) -> None:
+    one, server, worker = broker(tmp_path, SAVES), Peer(11), Peer(22)
+    find, text = asked_to_go_back(one, server, worker)
+    assert find.places == (("there", ""),)
+    old = one.router
+    one.turn([Found("there", text, 7)], one.now())
+    new = one.router
+    assert new is not old
+    assert old.successor is new
+    assert new.members.term > old.members.term
+    assert new.members.incarnations()[0] > old.members.incarnations()[0]
+    state = packed(new)
+    killed(one)
+
+    two = broker(tmp_path, SAVES)
+    assert two.router.rolling.times == 1
+    assert two.router.config.restored == text
+    assert packed(new) == state
+    # Its first word of the new run counts, though this broker has a term of its own by now.
+    worker.heard.clear()
+    worker.say(two, c.Beat(0.0))
+    (told,) = [m for m in worker.heard if isinstance(m, c.RollBack)]
+    assert (told.name, told.version) == (two.router.restoring.manifest.name, 0)  # type: ignore[union-attr]
+    worker.say(two, c.Begin())
+    assert not two.router.groups.begun
+    worker.say(two, c.WentBack(told.term - 1), c.Begin())
+    assert not two.router.groups.begun
+    worker.say(two, c.WentBack(told.term), c.Begin())
+    assert two.router.groups.begun == set(two.router.members.incarnations())
+    server.say(two, c.WentBack(told.term), c.Restored())
+    two._ahead_s += 2.0  # What was not delivered is sent again.
+    worker.say(two, c.Beat(0.0))
+    (answer,) = [m for m in worker.heard if isinstance(m, c.Reply) and m.token == 9]
+    assert answer.value["version"] == 0
+    killed(two)
+
+
+def test_a_broker_that_is_killed_before_a_roll_back_looks_for_the_snapshot_again(
+    tmp_path: Path,
+) -> None:
+    one, server, worker = broker(tmp_path, SAVES), Peer(11), Peer(22)
+    find, text = asked_to_go_back(one, server, worker)
+    killed(one)
+    two = broker(tmp_path, SAVES)
+    assert two.router.rolling.times == 0
+    # Who has asked has no receipt, and asks again.
+    two._ahead_s += 5.0
+    assert find in alone(two, worker, c.Beat(0.0))
+    two.turn([Found("there", text, 7)], two.now())
+    assert two.router.rolling.times == 1
+    killed(two)
+
+
+def test_a_snapshot_that_cannot_be_used_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    one, server, worker = broker(tmp_path, SAVES), Peer(11), Peer(22)
+    _, text = asked_to_go_back(one, server, worker)
+    before = one.router.members.incarnations(), one.router.log.digest
+    for found in (Found("", "", 7, "server-0 is torn"), Found("there", text[:-9], 7)):
+        one.turn([found], one.now())
+        assert one.router.successor is None
+        one._ahead_s += 2.0
+        worker.heard.clear()
+        worker.say(one, c.Beat(0.0))
+        assert [m.code for m in worker.heard if isinstance(m, c.Refusal)] == ["BadSnapshot"]
+        alone(one, worker, c.GoBack(9))
+    assert (one.router.members.incarnations(), one.router.log.digest) == before
+    killed(one)
+
+
+def test_a_server_that_comes_before_the_loss_is_noticed_waits_for_it(tmp_path: Path) -> None:
+    one, server, worker = broker(tmp_path, SAVES), Peer(11), Peer(22)
+    cut(one, server, worker)
+    alone(one, server, c.Saved(1, 8, "0" * 64))
+    one.turn([Written(1)], one.now())
+    other = Peer(33)
+    other.say(one, replace_name(SERVER, "other"))
+    assert other.heard == []
+    one._ahead_s += 1.0
+    server.say(one, c.Beat(0.0))
+    one._ahead_s += 1.2
+    other.say(one, c.Beat(0.0))
+    # The first one lives.
+    assert [m.reason[:9] for m in other.heard if isinstance(m, c.Refusal)] == ["all 1 ser"]
+    another = Peer(44)
+    another.say(one, replace_name(SERVER, "another"))
+    one._ahead_s += 1.6
+    one.turn([r.ServerLink(0, up=False), r.Tick()], one.now())
+    worker.say(one, c.Beat(0.0))
+    another.say(one, c.Beat(0.0))
+    assert one.router.rolling.waiting
+    assert one.router.rolling._looking
+    killed(one)
+
+
+def test_a_server_that_was_only_silent_is_taken_up_again_and_nothing_is_undone(
+    tmp_path: Path,
+) -> None:
+    one, server, worker = broker(tmp_path, SAVES), Peer(11), Peer(22)
+    cut(one, server, worker)
+    alone(one, server, c.Saved(1, 8, "0" * 64))
+    one.turn([Written(1)], one.now())
+    for _ in range(5):
+        one._ahead_s += 5.0
+        worker.say(one, c.Beat(0.0))
+    assert one.router.rolling.waiting
+    reasons = [m.reason for m in worker.heard if isinstance(m, c.Waiting)]
+    assert "is lost" in reasons[-1]
+    assert "--server-back" in reasons[-1]
+    assert "version 0 of snapshot" in reasons[-1]
+    server.say(one, c.Beat(0.0))
+    assert not one.router.rolling.waiting
+    assert one.router.failed is None
     killed(one)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Unpack
 
 from zkv.dtypes import Array
-from zkv.errors import Closed, WaitTimeout
+from zkv.errors import Closed, RolledBack, WaitTimeout
 from zkv.pool import Shard
 from zkv.tables import Table
 from zkv.time_split import Part
@@ -30,17 +31,19 @@ from zkv_workers.outgoing import VALUES_BYTES_MAX, Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
-from zkv_workers.state_faces import KeepsState, restore
+from zkv_workers.state_faces import GoesBack, OnRollBack, restore
 from zkv_workers.table_faces import AsyncTables
 
 log = logging.getLogger("zkv.worker")
 
 
-class AsyncWorker(AsyncTables, KeepsState):
+class AsyncWorker(AsyncTables, GoesBack):
     """A member of a cluster, for asyncio. Made by `zkv.aio.connect`; use it with `async with`."""
 
-    def __init__(self, config: SessionConfig, route: str) -> None:
-        self._config = config
+    def __init__(
+        self, config: SessionConfig, route: str, on_roll_back: OnRollBack | None = None
+    ) -> None:
+        self._config, self._on_roll_back = config, on_roll_back
         self._route = route
         self._ledger = Ledger(keeps=figures.wanted(config), spans=tracing.recorder(config.trace))
         self._encoder = Encoder()
@@ -196,10 +199,24 @@ class AsyncWorker(AsyncTables, KeepsState):
 
     async def _ask(self, make: Callable[[int], s.Input]) -> Any:
         """Make a call behind what the last batch has pushed, and its end."""
-        with faces.draining(self._ledger, self._pipeline):
-            await self._drained()
-        with faces.calling(self._ledger):
-            return await self._driver.call(make)
+        while True:
+            with faces.draining(self._ledger, self._pipeline):
+                await self._drained()
+            try:
+                with faces.calling(self._ledger):
+                    return await self._driver.call(make)
+            except RolledBack as told:
+                await self._drained()
+                self._driver.feed(*self._forget(told))
+                await asyncio.to_thread(restore, self._encoder, self._driver)
+                said = self._hear_of(told)
+                if inspect.isawaitable(said):
+                    await said
+
+    async def _look_back(self) -> None:
+        """Hear of it if the run has gone back to a snapshot."""
+        if self._driver.session.back.told is not None:
+            await self._ask(s.Ask)
 
     def local(self, h: int, *, fragments: Fragments = 1, mixing: float = 0.0) -> AsyncLocal:
         """Return rounds of `h` local batches (see `Worker.local`), entered with `async with`."""
@@ -261,8 +278,9 @@ class AsyncWorker(AsyncTables, KeepsState):
     async def leave(self) -> None:
         """Stop taking part: what was finished still counts, nobody waits for this worker any
         more."""
-        if self._made is None:
+        if self._made is None or self._closed:
             return
+        await self._look_back()
         with contextlib.suppress(WaitTimeout):
             await self._drained()
         await asyncio.to_thread(self._encoder.keeper.finish)
@@ -274,8 +292,10 @@ class AsyncWorker(AsyncTables, KeepsState):
             if future.done() or self._made.broker_is_gone(faces.LEAVE_SILENT_S):
                 # If the broker is gone, it will notice that nothing is heard of this worker.
                 break
-        if future.done() and not future.cancelled():
-            future.exception()
+        told = future.exception() if future.done() and not future.cancelled() else None
+        if isinstance(told, RolledBack):
+            # What this worker has done last is undone: it must not be left without a word.
+            await self.leave()
 
     async def close(self) -> None:
         """Leave and close all sockets, in bounded time."""
@@ -296,7 +316,12 @@ class AsyncWorker(AsyncTables, KeepsState):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except RolledBack:
+            await self.close()
+            if error is None:
+                raise
 
 
 def _outcome(fate: asyncio.Future[s.Fate], outcome: asyncio.Future[str]) -> None:
@@ -316,4 +341,4 @@ def _outcome(fate: asyncio.Future[s.Fate], outcome: asyncio.Future[str]) -> None
 
 def connect(broker: str | None = None, **options: Unpack[ConnectOptions]) -> AsyncWorker:
     """Return a worker to be entered with `async with` (see `zkv.connect` for the arguments)."""
-    return AsyncWorker(*session_config(broker, **options))
+    return AsyncWorker(*session_config(broker, **options), options.get("on_roll_back"))

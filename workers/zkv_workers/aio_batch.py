@@ -75,6 +75,7 @@ class AsyncBatch(AsyncRows):
             with faces.awaiting_fate(self._ledger):
                 await self._narrated(self._fate, config, patience_s, what)
             await self._reclaim()
+            await self._worker._look_back()
         return self.outcome
 
     async def _reclaim(self) -> None:
@@ -139,4 +140,5 @@ class AsyncBatch(AsyncRows):
         self._fate = self._worker._driver.call(finish, behind)
         self._fate.add_done_callback(self._done)
         self._encoder.buffers.left(self.number, self._fate)
+        await self._worker._look_back()
         return error is not None

@@ -175,7 +175,8 @@ class AnyBatch(BatchValues):
         """How the batch stands.
 
         "open" inside the block; then "pending", "committed", "cancelled" (the update happened
-        without it), "discarded" (a guard refused it) or "withdrawn" (an exception left the block).
+        without it), "discarded" (a guard refused it), "withdrawn" (an exception left the block) or
+        "undone" (the run has gone back to a snapshot, and it was not in an update by then).
         """
         if self._withdrawn:
             return "withdrawn"

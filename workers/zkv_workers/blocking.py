@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import concurrent.futures
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Unpack
 
 from zkv.dtypes import Array
-from zkv.errors import Closed
+from zkv.errors import RolledBack
 from zkv.pool import Shard
 from zkv.tables import Table
 from zkv_net import tracing
@@ -20,6 +19,7 @@ from zkv_net.loop import loop_factory
 from zkv_workers import faces, figures
 from zkv_workers import signals as s
 from zkv_workers.blocking_batch import Batch as Batch
+from zkv_workers.blocking_calls import BlockingCalls
 from zkv_workers.config import SessionConfig
 from zkv_workers.driver import Driver
 from zkv_workers.encoding import Encoder
@@ -31,21 +31,23 @@ from zkv_workers.outgoing import Outlet
 from zkv_workers.pipeline import Pipeline
 from zkv_workers.running import Running
 from zkv_workers.samples import Source
-from zkv_workers.state_faces import KeepsState, restore
+from zkv_workers.state_faces import OnRollBack, restore
 from zkv_workers.table_faces import BlockingTables
-from zkv_workers.waiting import Pushed, answer_of, copy_result
+from zkv_workers.waiting import Pushed
 
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Worker(BlockingTables, KeepsState):
+class Worker(BlockingCalls, BlockingTables):
     """A member of a cluster, for blocking code. Made by `zkv.connect`; use it as a context manager.
 
     Calls may come from any one thread at a time. It does not survive a fork.
     """
 
-    def __init__(self, config: SessionConfig, route: str) -> None:
-        self._config = config
+    def __init__(
+        self, config: SessionConfig, route: str, on_roll_back: OnRollBack | None = None
+    ) -> None:
+        self._config, self._on_roll_back = config, on_roll_back
         self._ledger = Ledger(keeps=figures.wanted(config), spans=tracing.recorder(config.trace))
         self._encoder = Encoder()
         pipeline = Pipeline(bytes_max=config.window_bytes, patience_s=config.wait_timeout_s)
@@ -75,62 +77,6 @@ class Worker(BlockingTables, KeepsState):
         driver = Driver(self._config, route=route, spans=self._ledger.spans)
         driver.cancelled = self._running.cancel
         return driver
-
-    def _on_loop(self, make: Callable[[], Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(make(), self._loop).result()
-
-    def _check(self) -> None:
-        self._check_process()
-        if self._left or self._loop.is_closed():
-            raise Closed("the worker has left")
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise Closed(
-                "this worker belongs to the process that connected; connect again after a fork"
-            )
-
-    def _check_heard(self, future: concurrent.futures.Future[Any]) -> None:
-        """Check that the future is done, or can be in this process."""
-        if not future.done():
-            self._check_process()
-
-    def _feed(self, *events: s.Input) -> None:
-        self._check()
-        self._loop.call_soon_threadsafe(self._driver.feed, *events)
-
-    def _start(
-        self, make: Callable[[int], s.Input], behind: Pipeline | None = None
-    ) -> concurrent.futures.Future[Any]:
-        self._check()
-        outer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-        def begin() -> None:
-            try:
-                inner = self._driver.call(make)
-            except Exception as error:
-                # Nobody else would hear of it: this runs on the I/O thread.
-                outer.set_exception(error)
-                return
-            inner.add_done_callback(lambda done: copy_result(done, outer))
-            outer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(inner.cancel))
-
-        if behind is None:
-            self._loop.call_soon_threadsafe(begin)
-        else:
-            behind.put(lambda: self._driver.beside(begin))
-        return outer
-
-    def _call(self, make: Callable[[int], s.Input], *, behind: bool = True) -> Any:
-        if behind:  # What the last batch has pushed, and its end.
-            with faces.draining(self._ledger, self._outlet.pipeline):
-                self._outlet.pipeline.drain()
-        with faces.calling(self._ledger):
-            return answer_of(self._start(make))
-
-    def _reason(self) -> str:
-        """Return whom this worker waits for, as far as is known."""
-        return self._driver.session.requests.whom
 
     # --- what users call ---------------------------------------------------------------------
 
@@ -260,6 +206,7 @@ class Worker(BlockingTables, KeepsState):
         """Push one key by itself, to be combined with the other workers' pushes; returns at
         once."""
         self._check()
+        self._look_back()
         self._ledger.raise_refused()
         key, flat, number = faces.plain_push(self._driver, key, value, weight)
         return Pushed(
@@ -331,6 +278,7 @@ class Worker(BlockingTables, KeepsState):
         more."""
         if self._left or os.getpid() != self._pid:
             return
+        self._look_back()
         self._outlet.pipeline.wait()
         self._encoder.keeper.finish()
         if (report := faces.last_accounts(self._encoder, self._driver)) is not None:
@@ -342,6 +290,10 @@ class Worker(BlockingTables, KeepsState):
             if future.done() or self._driver.broker_is_gone(faces.LEAVE_SILENT_S):
                 # If the broker is gone, it will notice that nothing is heard of this worker.
                 break
+        if future.done() and isinstance(future.exception(), RolledBack):
+            # What this worker has done last is undone: it must not be left without a word.
+            self._left = False
+            self.leave()
 
     def close(self) -> None:
         """Leave, and end the I/O thread, in bounded time. A second call does nothing."""
@@ -377,7 +329,12 @@ class Worker(BlockingTables, KeepsState):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except RolledBack:
+            self.close()
+            if error is None:
+                raise
 
 
 def connect(broker: str | None = None, **options: Unpack[ConnectOptions]) -> Worker:
@@ -393,4 +350,4 @@ def connect(broker: str | None = None, **options: Unpack[ConnectOptions]) -> Wor
             is missing.
         NameInUse, Refused: a live worker has this name, or this rank.
     """
-    return Worker(*session_config(broker, **options))
+    return Worker(*session_config(broker, **options), options.get("on_roll_back"))

@@ -37,6 +37,7 @@ class Batch(BlockingRows):
             with faces.awaiting_fate(self._ledger):
                 narrated(self._fate, config, patience_s, what, self._worker._reason)
             reclaim(self._encoder.buffers, config, self._worker._reason)
+            self._worker._look_back()
         return self.outcome
 
     def __enter__(self) -> Batch:
@@ -70,4 +71,5 @@ class Batch(BlockingRows):
         )
         watch(self._fate, self._settled)
         self._encoder.buffers.left(self.number, self._fate)
+        self._worker._look_back()
         return error is not None

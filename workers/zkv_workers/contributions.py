@@ -65,7 +65,7 @@ class Contributions:
         self.uploads = uploads
         self._together = together
         self.counts = dict.fromkeys(
-            ("batches", "committed", "cancelled", "discarded", "plain", "samples"), 0
+            ("batches", "committed", "cancelled", "discarded", "undone", "plain", "samples"), 0
         )
         self.staleness: Counter[int] = Counter()
         """How many committed batches were how many updates old."""

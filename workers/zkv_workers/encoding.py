@@ -143,6 +143,14 @@ class Encoder:
         with self._lock:
             return self.accounts.latest(layout) if now else self.accounts.due(layout)
 
+    def restart(self) -> None:
+        """Begin anew, as the run has gone back to a snapshot: nothing is being encoded."""
+        with self._lock:
+            self.memories.clear()
+            self.keeper.restart()
+            self.text, self._plan, self._chosen, self._chooser = "none", Plan(), "", None
+            self._ways.clear()
+
     def settled(self, batch: int, *, counted: bool) -> None:
         """Say what became of a batch; may be called from any thread."""
         self.memories.settled(batch, counted=counted)

@@ -256,7 +256,8 @@ def stats(driver: Driver, ledger: Ledger, encoder: Encoder) -> dict[str, Any]:
     return {
         "name": session.config.name,
         "batches": counts["batches"],
-        "outcomes": {name: counts[name] for name in ("committed", "discarded", "cancelled")},
+        "outcomes": {name: counts[name] for name in ("committed", "discarded", "cancelled")}
+        | ({"undone": counts["undone"]} if counts["undone"] else {}),
         "staleness": {str(age): n for age, n in sorted(session.made.staleness.items())},
         "pulls": session.pulls.answered,
         "plain_pushes": counts["plain"],

@@ -174,8 +174,9 @@ class Incoming:
     ) -> None:
         """Rows of a table are pushed, or needed, or not needed any more under a pull."""
         match event:
-            case AskRows(token=token):
-                requests.open(token, "the rows of a table", now)
+            case AskRows(token=token, batch=batch):
+                of = f" in batch {batch}" if batch else ""
+                requests.open(token, f"the rows of a table{of}", now)
                 self._ask_rows(event)
             case PushRows():
                 self._made.push_rows(event)

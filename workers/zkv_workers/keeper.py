@@ -153,6 +153,10 @@ class Keeper:
     """Tells the broker; from any thread."""
     inside: Callable[[], bool] = lambda: False
     """Returns whether a batch is being computed; from any thread."""
+    away: Callable[[], bool] = lambda: False
+    """Returns whether the run has gone back to a snapshot, and the worker does not know it yet."""
+    _loaded: bool = True
+    """Whether it has gone on from its state in the snapshot that the run has gone back to."""
     blob: bytes | None = None
     """What the user keeps, for the next batch that begins."""
     found: bytes | None = None
@@ -208,9 +212,22 @@ class Keeper:
         now = self._now(-1)
         return Beginning(-1, last, now.blob, now.blocks)
 
+    def restart(self) -> None:
+        """The run has gone back to a snapshot: what was begun with is of no use any more."""
+        with self._lock:
+            self._begun.clear()
+            self._waiting.clear()
+            self._forgotten, self._resting, self._batches = -1, True, 0
+            self.blob = self.found = None
+            self._loaded = False
+
     def asked(self, message: c.SaveState) -> None:
         """The broker takes a snapshot."""
         with self._lock:
+            if self.away() or not self._loaded:
+                why = "it has not heard yet that the run has gone back to a snapshot"
+                self.tell(c.Saved(message.number, why=why))
+                return
             found = next((one for one in self._begun if one.version >= message.version), None)
             if found is not None and self._forgotten >= message.version:
                 why = f"it was asked for version {message.version} when it was {BEGINNINGS} further"
@@ -262,6 +279,11 @@ class Keeper:
         Raises:
             BadSnapshot: it cannot be read, or is not as it was written.
         """
+        found = self._load(at)
+        self._loaded = True
+        return found
+
+    def _load(self, at: c.StateAt | None) -> int:
         if at is None:
             return 0
         if at.lost:

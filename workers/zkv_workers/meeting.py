@@ -29,6 +29,10 @@ class Meeting:
         me = self._config
         self._link.send(c.WorkerHello(me.name, me.rank, me.world, me.observer, me.host, me.pid))
 
+    def went_back(self, term: int) -> None:
+        """Say that what comes from here on is of the run that begins again under this term."""
+        self._link.send(c.WentBack(term))
+
     def welcome(self, message: c.Welcome, now: float) -> list[s.Output]:
         """The broker lets this worker in, and says how often it beats: greet all servers."""
         self.member = message

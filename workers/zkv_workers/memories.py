@@ -72,6 +72,12 @@ class Memories:
             if part is not None
         )
 
+    def clear(self) -> None:
+        """Forget everything: the run has gone back."""
+        self.by_block.clear()
+        self._steps.clear()
+        self._fates.clear()
+
     def settled(self, batch: int, *, counted: bool) -> None:
         """Say what became of a batch; may be called from any thread."""
         self._fates.append((batch, counted))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from zkv.dtypes import Array, dtype_of, stored_view
-from zkv.errors import Cancelled, ConfigError, UnknownKey
+from zkv.errors import Cancelled, ConfigError, RolledBack, UnknownKey
 from zkv.layout import check_key
 from zkv.wire import MODEL, WEIGHT_MAX, KeySpec
 from zkv_net import tracing
@@ -329,6 +329,10 @@ class ConnectOptions(TypedDict, total=False):
     its own travel meanwhile, and serve the next one. So each gradient is older by one of this
     worker's batches, which `stats()` and the run's report count as staleness. Default:
     ZKV_PREFETCH, else 0."""
+
+    on_roll_back: Callable[[RolledBack], object] | None
+    """Called when the run has gone back to a snapshot, before the worker's next call goes on;
+    default: that call raises the `RolledBack`. A worker of `zkv.aio` awaits what it returns."""
 
 
 TUNING = ("narrate_every_s", "broker_lost_s", "window_bytes", "shared_bytes")

@@ -60,6 +60,13 @@ class Running:
         """Return whether this batch is being computed in vain."""
         return number in self._states and self._states[number].cancelled
 
+    def restart(self) -> None:
+        """The run has gone back: nothing that runs counts, and batches are numbered anew."""
+        for state in self._states.values():
+            state.cancelled = True
+        self._states.clear()
+        self._cancelled = 0
+
     def cancel(self, number: int) -> None:
         """The policy cancels a batch."""
         self._cancelled = number

@@ -31,43 +31,44 @@ from zkv_workers.requests import Requests
 from zkv_workers.together import Together
 from zkv_workers.told import Told
 from zkv_workers.transfers import Uploads
+from zkv_workers.way_back import WayBack, broker_is_new, rolled_back
 
 
 class Session:
     """One life of one worker. `instance` is a number that no other process has."""
 
-    def __init__(self, config: SessionConfig, *, instance: int) -> None:
+    def __init__(self, config: SessionConfig, *, instance: int, link: Link | None = None) -> None:
         self.config = config
         self.layout = Layout()
         self.broken: Exception | None = None
         self.uploads = Uploads(self.layout, config)
         self.requests = Requests(config)
-        self._link = Link(instance, resend_s=link_resend_s(config.beat_s), rising=True)
-        self._meeting = Meeting(config, self._link)
+        self._link = link or Link(instance, resend_s=link_resend_s(config.beat_s), rising=True)
+        self.meeting = Meeting(config, self._link)
         rate = NEAR_BYTES_PER_S if config.near else 0.0
-        self._told = Told(self._link, measuring=config.measures, rate=rate)
-        self._probe = LinkProbe(config.measures, self._told.measured)
+        self.told = Told(self._link, measuring=config.measures, rate=rate)
+        self._probe = LinkProbe(config.measures, self.told.measured)
         here = (self.layout, self._link, self.uploads)
         self.together = Together(*here, config, lambda: self.incoming, lambda: self.made.index)
-        told = (self._answer, self._told.tell)
+        told = (self._answer, self.told.tell)
         self.made = Contributions(*here, *told, config.prefetch, self.together)
         self.pulls = Pulls(self.layout, self._link, self.made.plain.busy)
         self.aside = Aside(self.layout, self.uploads, self.requests, self._answer)
         self.incoming = Incoming(
-            self.layout, self._link, self.made, self.pulls, config, self._answer, self._refused
+            self.layout, self._link, self.made, self.pulls, config, self._answer, self.refused
         )
         self.round_trips = RoundTrips()
         """Between this worker and the broker."""
-        self._behind = Behind()
+        self.behind, self.back = Behind(), WayBack()
         self._barrier = 0
-        self.pulse = self._meeting.pulse
+        self.pulse = self.meeting.pulse
         self._out: list[s.Output] = []
         self.now = 0.0
 
     @property
     def member(self) -> c.Welcome | None:
         """What the broker has said when it let this worker in."""
-        return self._meeting.member
+        return self.meeting.member
 
     @property
     def downloads(self) -> Downloads:
@@ -89,7 +90,8 @@ class Session:
         self.now = now
         if self.broken is None:
             try:
-                if not self._behind.takes(event):
+                back = self.back.takes(event, self.requests, now)
+                if not (back or self.behind.takes(event)):
                     self._take(event)
             except (errors.ZkvError, ValueError) as error:
                 self._caller_failed(event, error)
@@ -102,6 +104,7 @@ class Session:
         self._out += self.incoming.receipts(now)
         self._out += [s.SendControl(c.encode_packet(packet)) for packet in self._link.outgoing(now)]
         self._out += [*self.together.ready(now), *self.uploads.ready(now)]
+        self._out += self.back.outgoing(self.requests)
         out, self._out = self._out, []
         return out
 
@@ -122,6 +125,8 @@ class Session:
                 self._from_broker(frame)
             case s.FromServer(message, payload):
                 self._from_server(message, payload)
+            case s.FromPeer(message) if d.sender(message) < self.back.floor:
+                pass
             case s.Listening() | s.FromPeer():
                 self.together.take(event, self.now)
             case s.SendBlock():
@@ -158,13 +163,13 @@ class Session:
         match event:
             case s.Join(token):
                 self.requests.open(token, "the cluster", self.now, self.config.connect_timeout_s)
-                self._meeting.hello()
+                self.meeting.hello()
             case s.Initialise(token=token):
                 self.requests.open(token, "init", self.now)
-                self._told.offer(event)
+                self.told.offer(event)
             case s.UsePool(token=token):
                 self.requests.open(token, "the broker's word on the data", self.now)
-                self._told.use_pool(event)
+                self.told.use_pool(event)
             case s.Begin(token, on_demand):
                 self.requests.open(token, "the next batch", self.now)
                 self.made.begin(token, on_demand)
@@ -184,23 +189,23 @@ class Session:
                 self._barrier += 1
                 self.made.cycle.pause()
                 self.requests.open(token, f"barrier {self._barrier}", self.now)
-                self._told.tell(c.Barrier(token, self._barrier))
+                self.told.tell(c.Barrier(token, self._barrier))
             case s.Leave(token):
                 self.requests.open(token, "the broker's goodbye", self.now)
                 self.requests.leaving = token
-                self._told.tell(c.Leave())
+                self.told.tell(c.Leave())
             case s.Ask(token, setting, value):
                 self.requests.open(token, f"the answer about {setting or 'the status'}", self.now)
                 inside = self.made.inside
                 asked = c.Change(token, setting, value, inside) if setting else c.Status(token)
                 self._link.send(asked)
-                self._behind.changes |= {token} if setting else set()
+                self.behind.changes |= {token} if setting else set()
             case _:
                 raise AssertionError(f"no such input: {event}")
 
     def _begun(self) -> None:
         if self.made.started:
-            self._told.begun(self.requests.is_open)
+            self.told.begun(self.requests.is_open)
 
     def _answer(self, token: int, value: object) -> None:
         if isinstance(value, s.Grant):
@@ -230,42 +235,33 @@ class Session:
             self._out.append(s.Narrate("warning", text))
             self.round_trips = RoundTrips()
         elif change is not None and change.before:
-            self._broker_changed()
+            self.round_trips = RoundTrips()
+            self._out += broker_is_new(self)
         for message in messages:
             self._hear(message)
             if self.broken is not None:
                 return
 
-    def _broker_changed(self) -> None:
-        broker = f"the broker at {self.config.broker}"
-        if self.made.started:
-            text = "was restarted and its log is lost, as it has no journal of this run"
-            self.fail(errors.BrokerLost(f"{broker} {text}; stop all and start the run again"))
-            return
-        self._out.append(s.Narrate("warning", f"{broker} is a new one; joining again"))
-        for token in [*self.made.restart(), *self.aside.restart()]:
-            self._refused(token, errors.BrokerLost(f"{broker} is a new one; push again"))
-        self.incoming.clear()
-        self.layout.clear()
-        self.round_trips = RoundTrips()
-        self._meeting.member, self.requests.initialised = None, False
-        self._meeting.hello()
-        self._told.inside = False
-        for token in list(self._behind.changes):
-            self._go_on(token)
+    def begin_anew(self) -> None:
+        """Forget all but the link, what is to be said, and what time it is."""
+        kept = (self._out, self.now, self._next_beat)
+        self.__init__(self.config, instance=0, link=self._link)  # type: ignore[misc]
+        self._out, self.now, self._next_beat = kept
 
     def fail(self, error: Exception) -> None:
         """End the session: every open and later call fails with this error."""
         if self.broken is not None:
             return
         self.broken = error
-        tokens = [*self.requests.all(), *self._behind.clear()]
+        tokens = [*self.requests.all(), *self.behind.clear()]
         self._out += [*(s.Fail(token, error) for token in tokens), s.Broken(error)]
 
     def _hear(self, message: c.Message) -> None:
         match message:
             case c.Welcome():
                 self._welcome(message)
+            case c.RollBack():
+                self._out += rolled_back(self, message)
             case c.Beat(at=at, echo=echo):
                 if echo is not None:
                     self.round_trips.note(echo, at, self.now)
@@ -275,6 +271,7 @@ class Session:
                 self._laid_out(message)
             case c.Ready(init):
                 self.aside.ready(init)
+                self.back.ready(init)
                 self._send_pulls()
             case c.Regrouped(kid=kid, group=group, bid=bid, index=index):
                 self.layout.regroup(kid, group, bid)
@@ -285,7 +282,7 @@ class Session:
                 self.made.index = max(self.made.index, index)
                 self._link.send(self.uploads.places.follow(message))
             case c.Servers() | c.Keyring() | c.SaveState():
-                self._out += self._meeting.told(message)
+                self._out += self.meeting.told(message)
                 self.incoming.servers(message)
             case c.Granted():
                 self.together.granted(message)
@@ -295,8 +292,7 @@ class Session:
                 self.made.exhausted()
             case c.Cancel(group=group, grant=grant):
                 batch = self.made.cancel(group, grant)
-                if batch is not None:
-                    self._out.append(s.CancelBatch(batch))
+                self._out += [s.CancelBatch(batch)] if batch is not None else []
                 self.incoming.drop(group, grant, batch)
             case c.Together() | c.Separate():
                 self.made.index = max(self.made.index, message.index)
@@ -310,14 +306,13 @@ class Session:
             case c.Reply(token=token, value=value, index=index):
                 self.made.index = max(self.made.index, index)
                 self._answer(token, value)
-                self._go_on(token)
+                self.go_on(token)
             case c.Refusal(token=token, code=code, reason=reason):
-                self._refused(base_of(token), errors.from_code(code, reason))
+                self.refused(base_of(token), errors.from_code(code, reason))
             case c.Fatal(code=code, reason=reason):
                 self.fail(errors.from_code(code, reason))
             case c.Bye():
-                if self.requests.leaving:
-                    self._answer(self.requests.leaving, None)
+                self._answer(self.requests.leaving, None)
                 self.fail(errors.Closed("the worker has left"))
             case _:
                 raise errors.ProtocolError(f"{type(message).__name__} is not for a worker")
@@ -325,11 +320,11 @@ class Session:
     def _welcome(self, message: c.Welcome) -> None:
         self.made.incarnation = message.incarnation
         self.together.welcome(message, observer=self.config.observer)
-        self._out += self._meeting.welcome(message, self.now)
+        self._out += self.meeting.welcome(message, self.now)
         self._out += self._probe.begin(message, self.now)
         for token in self.requests.named("the cluster"):
-            self._answer(token, self._meeting.membership)
-        self._told.again(self.made.cycle, self.pulls, self.requests, self._barrier)
+            self._answer(token, self.meeting.membership)
+        self.told.again(self.made.cycle, self.pulls, self.requests, self._barrier)
 
     def _laid_out(self, message: c.Layout) -> None:
         group = SEEDS if message.seed else MODEL
@@ -338,24 +333,25 @@ class Session:
         self.made.index = max(self.made.index, message.index)
         if message.seed and self.member is not None:
             name = self.made.name(SEEDS, message.init)
-            self.aside.seed(self._told.wanted(message), name, message)
+            self.aside.seed(self.told.wanted(message), name, message)
 
-    def _refused(self, token: int, error: errors.ZkvError) -> None:
+    def refused(self, token: int, error: errors.ZkvError) -> None:
+        """A call has failed; 0: all of them."""
         if token == 0:
             self.fail(error)
             return
-        self._told.refused(token)
+        self.told.refused(token)
         self.made.plain.refused(token)
         self.pulls.drop(token)
         if self.requests.close(token):
             self._out.append(s.Fail(token, error))
         self._send_pulls()
-        self._go_on(token)
+        self.go_on(token)
 
-    def _go_on(self, token: int) -> None:
+    def go_on(self, token: int) -> None:
         """Take what waited for the answer to this call."""
-        self._told.answered(token)
-        for event in self._behind.answered(token):
+        self.told.answered(token)
+        for event in self.behind.answered(token):
             self.take(event, self.now)
 
     # --- servers -----------------------------------------------------------------------------
@@ -383,7 +379,7 @@ class Session:
     # --- time --------------------------------------------------------------------------------
 
     def _tick(self, transport: str) -> None:
-        self._out += self._meeting.beat(self.now, transport)
+        self._out += self.meeting.beat(self.now, transport)
         if self.member is not None:
             self._out += self.downloads.overdue(self.member.incarnation, self.now)
         heard, joined = self._link.heard, self.member is not None
@@ -393,5 +389,5 @@ class Session:
             return
         self._probe.tick(self.now)
         self.together.tick(self.now)
-        self.requests.owes(self.uploads.owing() | self.incoming.owing(), self._meeting.servers)
+        self.requests.owes(self.uploads.owing() | self.incoming.owing(), self.meeting.servers)
         self._out += self.requests.tick(self.now, joined=joined, heard=heard)

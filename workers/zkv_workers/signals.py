@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from zkv import control as c
 from zkv import data_messages as d
 from zkv.dtypes import Array
+from zkv.errors import RolledBack
 from zkv.layout import Layout
 from zkv.pool import Shard
 from zkv.time_split import Spent
@@ -233,6 +234,14 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class GoOn:
+    """The caller knows that the run has gone back to a snapshot: what comes is of the new run."""
+
+    told: RolledBack
+    """The error that it got: if there is a later one, it is to get that, too."""
+
+
+@dataclass(frozen=True, slots=True)
 class FromBroker:
     """A control frame from the broker."""
 
@@ -276,7 +285,7 @@ class FromPeer:
 Calls = Join | Initialise | EndSeeds | UsePool | Begin | Await | Room | Finish | PushPlain | Pull
 OfBatches = Want | Forget | SendBlock | Withdraw
 FromOutside = FromBroker | FromServer | Listening | FromPeer | Tick
-Rest = Seed | Report | Say | Barrier | Leave | Ask | GiveUp
+Rest = Seed | Report | Say | Barrier | Leave | Ask | GiveUp | GoOn
 Input = Calls | OfBatches | FromOutside | Rest | RowInput
 
 
@@ -356,7 +365,9 @@ class Fate:
 
     @property
     def outcome(self) -> str:
-        """`"committed"`, `"cancelled"` or `"discarded"`."""
+        """`"committed"`, `"cancelled"`, `"discarded"` or `"undone"`."""
         if self.version is not None:
             return "committed"
+        if self.why.startswith("undone"):
+            return "undone"
         return "cancelled" if self.why.startswith(("cancelled", "late")) else "discarded"

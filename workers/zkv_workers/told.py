@@ -30,7 +30,7 @@ class Told:
         self._unanswered: set[int] = set()
         """Those that this broker has not answered: it may still ask for their values, even if the
         one before has."""
-        self._pool: s.UsePool | None = None
+        self.pool: s.UsePool | None = None
 
     def tell(self, message: c.Message) -> None:
         """Say something that only a member may say; outside it waits for `again`."""
@@ -53,7 +53,7 @@ class Told:
 
     def use_pool(self, event: s.UsePool) -> None:
         """Tell the broker which samples are to be dealt out."""
-        self._pool, shard = event, event.shard
+        self.pool, shard = event, event.shard
         passes = 0 if shard.passes is None else shard.passes
         self.tell(c.UsePool(event.token, shard.n, shard.size, shard.seed, shard.retry, passes))
 
@@ -62,8 +62,8 @@ class Told:
         self.inside = True
         for offer in list(self._offers.values()):
             self.offer(offer)
-        if self._pool is not None:
-            self.use_pool(self._pool)
+        if self.pool is not None:
+            self.use_pool(self.pool)
         if cycle.asked:
             self._link.send(c.Begin(cycle.on_demand))
         pulls.restart()

@@ -62,7 +62,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._weight, self._overlap, self._early = weight, overlap, early
         self._fixed = False
         """Whether the last step() has left the weight as it is."""
-        self._scaler, self._lr = scaler, rate
+        self._scaler, self._lr, self._back = scaler, rate, worker.gone_back
         whole = sum(parameter.nbytes for parameter in model.trained.values())
         self._together_bytes = min(whole // PARTS, TOGETHER_BYTES)
         self._step: Step | None = None
@@ -353,11 +353,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         step.receive()
 
     def _forward_lr(self) -> None:
-        rate = float(self.param_groups[0]["lr"])
-        if rate != self._lr:
+        # A run that has gone back has the rate that it had there.
+        rate, back = float(self.param_groups[0]["lr"]), self._worker.gone_back
+        if (rate, back) != (self._lr, self._back):
             if self._worker.rank == 0:
                 self._worker.set(lr=rate)
-            self._lr = rate
+            self._lr, self._back = rate, back
 
     def _note_hooks(self, step: Step) -> None:
         """Note, once, whose modules' hooks were not run: a function may use their parameters."""
