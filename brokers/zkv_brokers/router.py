@@ -82,17 +82,13 @@ class Router:
         parts = (self.layout, self.catalog, self.members, config.policy)
         self.groups = Groups(*parts, Pins(config.versions_pinned_max), self._prepare)
         self.log = Log(keep=config.keep_log)
-        self.decided: list[c.Entry] = []
-        """What the last turn has written into the log."""
+        self.decided: list[c.Entry] = []  # What the last turn has written into the log.
         self.failed: c.Fatal | None = None
         self.door, self.gatekeeper = Door(self), Gatekeeper(self, config.key)
         self.fleet, self.moves, self.loads = Fleet(self), Moves(self), Loads()
         self.restoring, self.rolling = Restoring(self), Rolling(self)
-        self.snapshots, self.returning, self.replicas = (
-            Snapshots(self),
-            Returning(self),
-            Replicas(self),
-        )
+        self.snapshots, self.returning = Snapshots(self), Returning(self)
+        self.replicas = Replicas(self)
         self.successor: Router | None = None
         """The router that has taken this one's place: the run has gone back to a snapshot."""
         self.groups.house, self.catalog.closed = self.moves.house, self.fleet.closed
