@@ -15,6 +15,7 @@ from nemesis_relay import Rules
 FILL_BYTES = 256 * 1024 * 1024
 """More than any disk of a run has."""
 REVIVE_S = 0.05
+STAND_BY = "blocks have copies that stand by"
 
 
 class Acts:
@@ -28,6 +29,8 @@ class Acts:
         self.done: Counter[str] = Counter()
         self.drains_s: list[float] = []
         self._draining: dict[str, float] = {}
+        self._copies = 0
+        """How often the broker had said that there were copies, when a server was killed last."""
 
     def run(self, faults: Sequence[Fault], seconds: float) -> None:
         """Do all of it, and return when everything is undone."""
@@ -80,6 +83,14 @@ class Acts:
 
     def _kill(self, fault: Fault) -> None:
         (name,) = fault.targets
+        if name in self._cluster.layout.servers:
+            copies = self._cluster.said(BROKER, STAND_BY)
+            if copies == self._copies:
+                # Copies are for one loss at a time: until there are such again, a worker dies.
+                name = self._cluster.layout.workers[self.done["kills"] % 2]
+            else:
+                self._copies = copies
+                self.done["server kills"] += 1
         process = self._cluster.processes[name]
         process.kill()
         self._draining.pop(name, None)

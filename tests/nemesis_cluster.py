@@ -231,6 +231,11 @@ class Cluster:
                 self._news.wait(min(left, 0.25))
             return time.monotonic()
 
+    def said(self, name: str, words: str) -> int:
+        """Return how often somebody has logged these words."""
+        log = self.settings.folder / f"{name}.log"
+        return log.read_text(errors="replace").count(words) if log.exists() else 0
+
     def pause(self, seconds: float) -> None:
         """Let time pass until somebody says something, so long at most."""
         with self._news:

@@ -42,6 +42,8 @@ class Replicas:
         self._tried_at = float("-inf")
         self._copied = False
         """Whether copies have been made since the last look."""
+        self._complete = False
+        """Whether all blocks have had copies that stand by, when it was looked last."""
 
     # --- making them -----------------------------------------------------------------------------
 
@@ -55,6 +57,7 @@ class Replicas:
             self._copied = False
             self._router.begin(out)
         lacking, now = self._lacking(), self._router.hub.now
+        self._tell_complete(lacking)
         idle = moves.stage == IDLE and not moves.waiting
         if not lacking or not idle or now < self._tried_at + AGAIN_S:
             return
@@ -93,6 +96,14 @@ class Replicas:
                 filled[target] += sizes[bid]
                 steps.append(Step(bid, source, target, "it stands by", stays=True))
         return sorted(steps, key=lambda step: step.bid)
+
+    def _tell_complete(self, lacking: Iterable[int]) -> None:
+        """Say so when every block has a copy that stands by, again."""
+        kept = self._router.moves.kept
+        complete = bool(kept) and not lacking and all(map(self.stands_by, kept))
+        if complete and not self._complete:
+            self._router.hub.note("info", f"all {len(kept)} blocks have copies that stand by")
+        self._complete = complete
 
     def _prune(self) -> None:
         """Forget grants that have been received."""

@@ -211,8 +211,7 @@ def local(
         bind: the broker's address; port 0 is any free one.
         budget: room at each server for contributions that wait, such as "512MiB"; None: no limit.
         worker_lost_s, server_lost_s: seconds of silence that make one lost; None: the default.
-        server_back_s: how long another server is waited for in the place of a lost one, before the
-            cluster goes back to its last snapshot on those that are left; None: the default.
+        server_back_s: how long a lost server's successor is waited for, before the last snapshot.
         loop, log_level: such as "asyncio" (or "uvloop"), "debug"; None: the default.
 
     Raises:

@@ -23,6 +23,8 @@ PROGRAM = Path(__file__).resolve().parents[1] / "nemesis.py"
 SEED = os.environ.get("ZKV_NEMESIS_SEED", "7")
 SECONDS, BROKEN_SECONDS = "8.5", "4"
 AT_ONCE = 2
+COPIES = ("--kill-servers", "--broker-option=--replicas", "--broker-option=1")
+"""Two servers, each with copies of the other's blocks, may die in turn."""
 RUN_S = 100.0
 IDLE = 3
 """The exit code of a run that has moved too little."""
@@ -67,7 +69,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Told]]]:
     asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = {
-            name: pool.submit(run, "--seconds", SECONDS, "--policy", name)
+            name: pool.submit(run, "--seconds", SECONDS, "--policy", name, *COPIES)
             for name in POLICIES
             if any(one.get("policy") == name and "runs" not in one for one in asked)
         }

@@ -244,9 +244,10 @@ class Session:
 
     def begin_anew(self) -> None:
         """Forget all but the link, what is to be said, and what time it is."""
-        kept = (self._out, self.now, self._next_beat)
+        kept = (self._out, self.now, self.pulse)
         self.__init__(self.config, instance=0, link=self._link)  # type: ignore[misc]
-        self._out, self.now, self._next_beat = kept
+        self._out, self.now, self.pulse = kept
+        self.meeting.pulse = self.pulse
 
     def fail(self, error: Exception) -> None:
         """End the session: every open and later call fails with this error."""
@@ -282,8 +283,7 @@ class Session:
                 self.made.index = max(self.made.index, index)
                 self._link.send(self.uploads.places.follow(message))
             case c.Servers() | c.Keyring() | c.SaveState():
-                self._out += self.meeting.told(message)
-                self.incoming.servers(message)
+                self._meet(message)
             case c.Granted():
                 self.together.granted(message)
                 self.incoming.granted(message, self.now)
@@ -316,6 +316,10 @@ class Session:
                 self.fail(errors.Closed("the worker has left"))
             case _:
                 raise errors.ProtocolError(f"{type(message).__name__} is not for a worker")
+
+    def _meet(self, message: c.Servers | c.Keyring | c.SaveState) -> None:
+        self._out += self.meeting.told(message)
+        self.incoming.servers(message)
 
     def _welcome(self, message: c.Welcome) -> None:
         self.made.incarnation = message.incarnation
