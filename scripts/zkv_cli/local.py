@@ -221,9 +221,5 @@ def local(
     flags: dict[tuple[str, str], Any] = {("broker", name): given[name] for name in OF_BROKER}
     for name, chosen in (("codec", codec), ("codec_down", codec_down)):
         flags["broker", name] = None if chosen is None else str(chosen)
-    flags |= {
-        ("server", "loop"): loop,
-        ("server", "budget"): budget,
-        ("log", "level"): log_level,
-    }
+    flags |= {("server", "loop"): loop, ("server", "budget"): budget, ("log", "level"): log_level}
     return LocalCluster(load(flags))
