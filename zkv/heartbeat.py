@@ -7,6 +7,8 @@ clock.
 from __future__ import annotations
 
 import re
+from collections import deque
+from statistics import median
 from typing import Annotated
 
 from msgspec import Meta
@@ -16,6 +18,11 @@ BEAT_LEAST_S, BEAT_MOST_S = 0.02, 60.0
 """Below it processes do little else; above it a member would be told of a death minutes later."""
 BEATS_GONE = 3
 """Who was not heard for so many beats has ended, if anything else says so too."""
+GAPS_KEPT, GAPS_LEAST = 32, 8
+"""Pauses between beats that are remembered of a member, and how many of them say something."""
+MADS = 8
+"""Median deviations above the median that no pause has: beyond it, a member is silent."""
+FLOORS_MOST = 3
 TICK_MOST_S = 0.1
 LINK_RESEND_LEAST_S, LINK_RESEND_MOST_S = 0.2, 1.0
 
@@ -59,6 +66,32 @@ def link_resend_s(beat_s: float) -> float:
     """Return after how long a control message without an acknowledgement goes out again, in
     seconds: two beats, in bounds that a long way and a person can bear."""
     return min(LINK_RESEND_MOST_S, max(LINK_RESEND_LEAST_S, 2 * beat_s))
+
+
+class Rhythm:
+    """How far apart a member's beats come, and with it what is silence for that member: machines
+    that are short of time, and links that repeat much, let beats come late that were sent in
+    time."""
+
+    def __init__(self) -> None:
+        self._gaps: deque[float] = deque(maxlen=GAPS_KEPT)
+        self._last: float | None = None
+
+    def beaten(self, now: float) -> None:
+        """A beat has come."""
+        if self._last is not None:
+            self._gaps.append(now - self._last)
+        self._last = now
+
+    def patience_s(self, floor_s: float) -> float:
+        """Return after how much silence, in seconds, the member is lost: the median gap and `MADS`
+        times their median deviation from it, but `floor_s` at least, and `FLOORS_MOST` times that
+        at most, as members say themselves when they beat."""
+        if len(self._gaps) < GAPS_LEAST:
+            return floor_s
+        middle = median(self._gaps)
+        spread = median(abs(gap - middle) for gap in self._gaps)
+        return min(max(floor_s, middle + MADS * spread), FLOORS_MOST * floor_s)
 
 
 class Pulse:

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from zkv import control as c
 from zkv.errors import ProtocolError, VersionMismatch
+from zkv.heartbeat import Rhythm
 from zkv.limits import MEMBERS_MAX
 from zkv.link import STRANGER, Link
 from zkv.wire import open_envelope
@@ -73,6 +74,7 @@ class Hub:
         that they cannot have heard before."""
         self._returned: set[int] = set()
         """Peers that were heard for the first time since then, and were not answered yet."""
+        self._rhythms: dict[int, Rhythm] = {}
         self._resend_s = resend_s
         self._links: dict[int, Link] = {}
         self._routes: dict[int, bytes] = {}
@@ -179,7 +181,8 @@ class Hub:
         return link is not None and link.has_acknowledged(number)
 
     def echo(self, peer: int, beat: c.Beat) -> None:
-        """Answer a beat that asks for it."""
+        """Note a beat, and answer it if it asks for that."""
+        self._rhythms.setdefault(peer, Rhythm()).beaten(self.now)
         if beat.ask:
             self.send(peer, c.Beat(self.now, echo=beat.at))
 
@@ -194,6 +197,13 @@ class Hub:
             # It speaks, but does not listen: what is kept for it must not grow without end.
             return inf
         return self.now - link.heard if link is not None and link.heard is not None else 0.0
+
+    def overdue_s(self, peer: int, floor_s: float) -> float:
+        """Return for how long nothing was heard of a peer, if it is lost: for more than `floor_s`,
+        and longer than is usual if its beats come irregularly. 0.0: it is not."""
+        rhythm, silent = self._rhythms.get(peer), self.silent_s(peer)
+        limit_s = floor_s if rhythm is None else rhythm.patience_s(floor_s)
+        return silent if silent > limit_s else 0.0
 
     def close(self, peer: int) -> None:
         """Forget a peer once it has everything that was sent to it."""
@@ -210,6 +220,7 @@ class Hub:
         self._links.pop(peer, None)
         self._routes.pop(peer, None)
         self._keys.pop(peer, None)
+        self._rhythms.pop(peer, None)
         self._closing.discard(peer)
         self._busy.discard(peer)
         self._away.pop(peer, None)

@@ -385,8 +385,8 @@ class Router:
 
     def _tick(self, now: float, out: Decisions) -> None:
         for worker in list(self.members.workers.values()):
-            silent = self.hub.silent_s(worker.peer)
-            if silent > self.config.worker_lost_s and not self.returning.waiting:
+            silent = self.hub.overdue_s(worker.peer, self.config.worker_lost_s)
+            if silent and not self.returning.waiting:
                 self.remove(worker, f"nothing was heard of it for {silent:.1f} s", out)
                 self.note_shortage()
         self.door.settle(out)

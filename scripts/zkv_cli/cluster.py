@@ -137,13 +137,13 @@ def start_server(
 
 
 def revived(children: Children, cluster: Cluster | None, dead: Child) -> Child | None:
-    """Start a server again that was lost, if the cluster can go back to a snapshot with it, and
-    that has not happened too often; return it, or None."""
+    """Start a server again that was lost, if the cluster can go on with another one (it has copies,
+    or can go back to a snapshot), and that has not happened too often; return it, or None."""
     if cluster is None or dead not in cluster.servers or cluster.broker.gone:
         return None
     now = time.monotonic()
     cluster.revived = [at for at in cluster.revived if now - at < REVIVE_S]
-    if len(cluster.revived) >= REVIVE_MAX or not _can_go_back(cluster.address):
+    if len(cluster.revived) >= REVIVE_MAX or not _takes_another(cluster.address):
         return None
     cluster.revived.append(now)
     child = children.start(dead.label, cluster.command, ALIVE)
@@ -151,10 +151,11 @@ def revived(children: Children, cluster: Cluster | None, dead: Child) -> Child |
     return child
 
 
-def _can_go_back(address: str) -> bool:
+def _takes_another(address: str) -> bool:
     try:
         told = ask_status(address, STATUS_TIMEOUT_S)
-        return bool(not told["failed"] and told["snapshots"]["gone_back"]["can_go_back_to"])
+        goes_back, copies = told["snapshots"]["gone_back"], told["replicas"]
+        return not told["failed"] and bool(goes_back["can_go_back_to"] or copies["standing_by"])
     except ZkvError:
         return False
 

@@ -221,3 +221,50 @@ def test_what_is_not_acknowledged_goes_out_again_after_two_beats_in_bounds():
 def test_clocks_are_looked_at_twice_in_a_beat():
     assert [h.tick_s(beat) for beat in (0.02, 0.05, 0.5, 60.0)] == [0.01, 0.025, 0.1, 0.1]
     assert h.tick_s(0.5, 0.05) == 0.05
+
+
+def test_who_beats_irregularly_is_waited_for_as_long_as_that_is_nothing_new():
+    steady, late, few = h.Rhythm(), h.Rhythm(), h.Rhythm()
+    at = 0.0
+    for number in range(40):
+        steady.beaten(0.5 * number)
+        late.beaten(at)
+        at += 0.5 if number % 2 else 3.5
+    for number in range(h.GAPS_LEAST):
+        few.beaten(9.0 * number * number)
+    assert steady.patience_s(10.0) == 10.0
+    # The pauses are 0.5 and 3.5 s: 2 s in the middle, 1.5 s from it.
+    assert late.patience_s(10.0) == 2.0 + h.MADS * 1.5
+    assert late.patience_s(1.0) == h.FLOORS_MOST * 1.0
+    assert few.patience_s(10.0) == 10.0
+    assert h.Rhythm().patience_s(10.0) == 10.0
+
+
+def test_a_member_is_put_out_by_its_own_rhythm():
+    """Of two that are silent alike, the one stays whose beats have always come late."""
+
+    def told(*gaps):
+        router = r.Router(replace(CONFIG, worker_lost_s=1.0), term=1, instance=5)
+        link, now = Link(9, resend_s=100.0), 0.0
+
+        def say(*messages):
+            for message in messages:
+                link.send(message)
+            for packet in link.outgoing(now):
+                router.handle(r.Received(b"w", c.encode_packet(packet)), now)
+
+        server = Link(8, resend_s=100.0)
+        server.send(SERVER)
+        for packet in server.outgoing(now):
+            router.handle(r.Received(b"s", c.encode_packet(packet)), now)
+        say(WORKER)
+        assert len(router.members.workers) == 1
+        for gap in gaps:
+            now += gap
+            say(c.Beat(now))
+            router.handle(r.Tick(), now)
+        router.handle(r.Tick(), now + 1.5)
+        return len(router.members.workers)
+
+    assert told(*[0.1, 0.3, 0.5, 0.7, 0.9] * 4) == 1
+    assert told(*[0.5] * 20) == 0
