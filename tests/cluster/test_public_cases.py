@@ -24,7 +24,7 @@ from harness import cluster, until
 from processes import Launched
 
 import zkv
-from zkv.errors import ConfigError, ServerLost
+from zkv.errors import ConfigError, RolledBack
 from zkv_brokers.senders import STRANGER_S
 from zkv_cli.settings import load
 from zkv_net import loop as net
@@ -41,7 +41,9 @@ CASES = {
         "test_a_killed_worker_comes_back_under_its_name_and_a_second_live_one_may_not",
     ),
     "D27 a server dies": (
-        f"{HERE}::test_d27_a_server_that_dies_is_named_and_a_new_run_begins_from_the_snapshot",
+        f"{HERE}::test_d27_a_server_that_dies_takes_all_back_to_the_snapshot_with_another_one",
+        "cluster/test_replicas_live.py::"
+        "test_bsp_ends_with_the_bits_of_a_run_in_which_no_server_died",
         "cluster/test_cli.py::test_local_server_that_crashes_is_named_to_the_workers",
     ),
     "D28 busy is taken for dead": (
@@ -95,13 +97,10 @@ def train(worker: zkv.Worker, batches: int) -> None:
 
 
 @pytest.mark.cluster
-def test_d27_a_server_that_dies_is_named_and_a_new_run_begins_from_the_snapshot(
+def test_d27_a_server_that_dies_takes_all_back_to_the_snapshot_with_another_one(
     tmp_path: Path,
 ) -> None:
-    """What docs/failures.md says of it: the run ends, and goes on from its last snapshot.
-
-    What replicas make of it, or a run that rolls back by itself, has its place beside this.
-    """
+    """What docs/failures.md says of it: who trained is told once, and goes on."""
     params = {key: np.zeros(300_000, np.float32) for key in ("v", "w")}
     options: dict[str, Any] = {"servers": 2, "optimizer": "sgd:lr=1", "server_lost_s": 2.0}
     with zkv.local(snapshot_dir=str(tmp_path), **options) as made, made.connect() as worker:
@@ -110,10 +109,10 @@ def test_d27_a_server_that_dies_is_named_and_a_new_run_begins_from_the_snapshot(
         made.snapshot()
         train(worker, 2)
         killed = made.kill_server(1, signal.SIGKILL)
-        with pytest.raises(ServerLost, match=rf"server 1 .*pid {killed.pid}"):
+        made.start_server()
+        with pytest.raises(RolledBack, match=rf"server 1 .*pid {killed.pid}") as told:
             train(worker, 1000)
-    with zkv.local(restore=str(tmp_path), **options) as made, made.connect() as worker:
-        worker.init(params)
+        assert (told.value.version, told.value.undone) == (3, 2)
         train(worker, 1)
         for value in worker.pull().values():
             np.testing.assert_array_equal(value, np.full(300_000, 4, np.float32))

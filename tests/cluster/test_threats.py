@@ -81,7 +81,8 @@ ROWS = {
     "13 partitions, both ways and one way": (
         "cluster/test_partitions.py::"
         "test_row_12_and_13_what_is_cut_is_named_and_goes_on_when_it_heals",
-        # Between two servers there is nothing to cut but moves; copies of shards go here.
+        "cluster/test_nemesis.py::"
+        "test_nothing_acknowledged_is_lost_or_doubled_whoever_dies_and_whatever_is_cut",
         "cluster/test_moves_live.py::test_servers_that_cannot_reach_each_other_do_by_way_of_the_broker",
     ),
     "14 broker crash in a loop": (
@@ -91,11 +92,15 @@ ROWS = {
         "cluster/test_simulated_broker.py::test_under_every_policy_a_broker_that_dies_loses_and_doubles_nothing",
     ),
     "15 server crash in mid-aggregation": (
-        # The run ends, names who is gone, and begins again from a snapshot. What goes on without
-        # an end (copies of shards, a roll-back while it runs) goes here, with its failpoints.
+        "cluster/test_simulated_replicas.py::"
+        "test_copies_take_over_and_nothing_that_was_acknowledged_is_lost",
+        "cluster/test_simulated_replicas.py::"
+        "test_what_is_ahead_of_the_log_and_sums_that_are_asked_for_go_on",
+        "cluster/test_simulated_rollback.py::"
+        "test_with_faults_all_go_back_together_and_on_from_there",
         "cluster/test_cli.py::test_local_server_that_crashes_is_named_to_the_workers",
         "cluster/test_public_cases.py::"
-        "test_d27_a_server_that_dies_is_named_and_a_new_run_begins_from_the_snapshot",
+        "test_d27_a_server_that_dies_takes_all_back_to_the_snapshot_with_another_one",
     ),
     "16 worker crash in mid-push": (
         "cluster/test_victims.py::test_a_worker_that_is_killed_in_mid_backward_leaves_nothing_of_that_batch",
