@@ -70,7 +70,7 @@ async def test_a_server_that_has_no_memory_for_an_update_ends_the_run_with_its_r
         no_room = failing(Store.commit, lambda store, *_: store is owner.shard.store)
         monkeypatch.setattr(Store, "commit", no_room)
         # Not streamed, or the update would have been made by then.
-        monkeypatch.setattr(shard.Shard, "_make", lambda self, blocks: None)
+        monkeypatch.setattr(shard.Shard, "_make", lambda self, blocks=None: None)
         # Its contribution counts, and a pull may be quicker than the update that it is in.
         await (await work(workers[0])).wait()
         await until(lambda: made.broker.router.failed is not None, what="the end of the run")
