@@ -130,6 +130,8 @@ class Acts:
     def _term(self, fault: Fault) -> None:
         (name,) = fault.targets
         process = self._cluster.processes[name]
+        if process.ended:
+            return  # It has died in the place of a server.
         process.expected = True
         process.send(signal.SIGTERM)
         self._draining[name] = time.monotonic()

@@ -231,10 +231,7 @@ class Fleet:
         for server in list(router.members.servers.values()):
             silent = router.hub.silent_s(server.peer)
             gone = server.broken and silent > gone_s(config.beat_s)
-            # A broker that was restarted has no connection to a dead one that could break.
-            away = router.replicas.wanted and router.hub.is_away(server.peer)
-            limit_s = config.server_lost_s if not away else config.worker_lost_s
-            if not gone and not router.hub.overdue_s(server.peer, limit_s):
+            if not gone and not router.hub.overdue_s(server.peer, config.server_lost_s):
                 continue
             why = "its connection broke, and " if server.broken else ""
             why += f"nothing was heard of it for {silent:.1f} s"

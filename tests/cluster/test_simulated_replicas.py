@@ -28,7 +28,7 @@ LOSING = {"replicas": 1, "isolates": 0.4, "batches": 10}
 
 def losing(seed: int, **fixed: Any) -> Options:
     """Draw a run in which servers are lost, and others come for them."""
-    made = drawn(seed, losses=1 + seed % 2, **{**LOSING, **fixed})
+    made = drawn(seed, losses=1 + seed % 2, server_lost_s=20.0, **{**LOSING, **fixed})
     return replace(made, servers=max(2, made.servers))
 
 
