@@ -44,14 +44,18 @@ class Replicas:
         """Whether copies have been made since the last look."""
         self._complete = False
         """Whether all blocks have had copies that stand by, when it was looked last."""
+        self._places: object = None
+        """What tells whether blocks or copies were elsewhere then."""
 
     # --- making them -----------------------------------------------------------------------------
 
     def look(self, out: Decisions) -> None:
         """Have copies made of the blocks that lack one."""
-        if not self.wanted:
+        moves, closed = self._router.moves, self._router.fleet.closed()
+        places = len(self._router.layout.blocks), len(moves.kept), moves.placement, sorted(closed)
+        if not self.wanted or (self._complete and places == self._places):
             return
-        moves = self._router.moves
+        self._places = places
         self._prune()
         if self._copied and not self.holds_back():
             self._copied = False
