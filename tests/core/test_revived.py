@@ -39,8 +39,12 @@ def made() -> tuple[Any, Any]:
     return Children(), c.Cluster("tcp://b:1", broker, servers, True, ["zkv", "server"])
 
 
-def told(*kept: str, failed: str | None = None) -> Any:
-    status = {"failed": failed, "snapshots": {"gone_back": {"can_go_back_to": list(kept)}}}
+def told(*kept: str, failed: str | None = None, copies: int = 0) -> Any:
+    status: dict[str, Any] = {
+        "failed": failed,
+        "snapshots": {"gone_back": {"can_go_back_to": list(kept)}},
+    }
+    status["replicas"] = {"standing_by": copies}
     return lambda address, timeout_s: status
 
 
@@ -59,6 +63,12 @@ def test_a_lost_server_is_started_again_three_times_in_a_minute(
     assert c.revived(children, cluster, cluster.servers[1]) is None
     now += c.REVIVE_S
     assert c.revived(children, cluster, cluster.servers[1]) is not None
+
+
+def test_where_copies_stand_by_another_server_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c, "ask_status", told(copies=3))
+    children, cluster = made()
+    assert c.revived(children, cluster, cluster.servers[0]) is cluster.servers[0]
 
 
 def test_none_is_started_again_that_could_not_go_back_to_anything(
