@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("machines", reason="scripts are not installed")
-from nemesis import POLICIES  # noqa: E402
+from nemesis import POLICIES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.netns, pytest.mark.source]
 
