@@ -54,6 +54,8 @@ from zkv_net.sockets import FdSocket, bind, new_socket
 
 log = logging.getLogger("zkv.server")
 LINGER_MS = 500
+SIGNAL_TURNS = 8
+"""A loop comes to a signal within so many turns."""
 
 
 class Server:
@@ -290,8 +292,17 @@ class Server:
                     if self._stopped is not None and not self._stopped.done():
                         self._stopped.set_result(None)
                 case Failed(error):
-                    if self._stopped is not None and not self._stopped.done():
-                        self._stopped.set_exception(error)
+                    self._fail(error, SIGNAL_TURNS)
+
+    def _fail(self, error: Exception, turns: int) -> None:
+        """End `serve` with an error, some turns of the loop later. Where all are told to end, the
+        first goodbye ends the run for the others: a signal that is here already comes first."""
+        if self._stopped is None or self._stopped.done():
+            return
+        if turns:
+            self._stopped.get_loop().call_soon(self._fail, error, turns - 1)
+        else:
+            self._stopped.set_exception(error)
 
     def _prepare(self, plans: tuple[Plan, ...]) -> None:
         for plan in plans:

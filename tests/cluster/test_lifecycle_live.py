@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -287,3 +289,37 @@ def test_closing_is_bounded_when_the_broker_is_gone() -> None:
         worker.push("w", ones(300_000))
         worker.close()
         assert not worker._thread.is_alive()
+
+
+TOLD_TWICE = """
+import asyncio, os, signal, sys
+from zkv.errors import ServerLost
+from zkv_brokers.node import Failed
+from zkv_brokers.server import Server, ServerConfig, serve
+if sys.argv[1] == "uvloop":
+    import uvloop as loops
+else:
+    import asyncio as loops
+
+def ready(server):
+    def both():
+        server._carry_out([Failed(ServerLost("another one has gone"))])
+        os.kill(os.getpid(), signal.SIGTERM)
+    asyncio.get_running_loop().call_later(0.1, both)
+
+loops.run(serve(ServerConfig("tcp://127.0.0.1:9"), ready))
+print("ended as it was told to")
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_server_that_was_told_to_end_is_not_ended_by_others_that_were(loop: str) -> None:
+    """All of a cluster are told at once, and the first goodbye ends the run for the rest."""
+    told = subprocess.run(
+        [sys.executable, "-c", TOLD_TWICE, loop],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert told.stdout == "ended as it was told to\n", told.stderr
