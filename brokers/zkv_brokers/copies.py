@@ -152,10 +152,10 @@ class Copies:
 
     def is_made_here(self, block: BlockSpec) -> bool:
         """Return whether a block's next version may be made here: it is here, or a live copy."""
-        copy = self.mirrored.get(block.bid)
-        return block.server == self._shard.number or (copy is not None and copy.live)
+        return block.server == self._shard.number or self._store_of(block.bid) is not None
 
     def _store_of(self, bid: int) -> Store | None:
+        """Return what a live copy of a block is in; None: there is none."""
         copy = self.mirrored.get(bid)
         return copy.store if copy is not None and copy.live else None
 
@@ -354,8 +354,7 @@ class Copies:
         """Return the report that these are held; if norms have a limit, with the square sums of
         copies, too, as their owners may be lost."""
         shard = self._shard
-        mine = [b for b in shard.layout.blocks_in(MODEL) if b.server == shard.number and b.segments]
-        held = shard.commits.held(names, shard.index, mine)
+        held = shard.commits.held(names, shard.index, shard.mine(MODEL))
         live = [one for one in self.mirrored.values() if one.live]
         if not held.squares or not live:
             return held

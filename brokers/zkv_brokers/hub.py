@@ -202,8 +202,9 @@ class Hub:
         """Return for how long nothing was heard of a peer, if it is lost: for more than `floor_s`,
         and longer than is usual if its beats come irregularly. 0.0: it is not."""
         rhythm, silent = self._rhythms.get(peer), self.silent_s(peer)
-        limit_s = floor_s if rhythm is None else rhythm.patience_s(floor_s)
-        return silent if silent > limit_s else 0.0
+        if silent <= floor_s or (rhythm is not None and silent <= rhythm.patience_s(floor_s)):
+            return 0.0
+        return silent
 
     def close(self, peer: int) -> None:
         """Forget a peer once it has everything that was sent to it."""

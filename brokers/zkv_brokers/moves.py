@@ -112,7 +112,7 @@ class Moves:
             return
         self._router.replicas.copied([(step.bid, step.target) for step in self.batch])
         if not any(step.stays for step in self.batch):
-            self.stage = FLIPPING if self.batch else IDLE
+            self.stage = FLIPPING
             return
         self.let_go([step.bid for step in self.batch], out)
         self.kept.update({step.bid: step.target for step in self.batch})
@@ -133,7 +133,8 @@ class Moves:
         if not gone:
             return
         self.given_up[why] += len(gone)
-        self._router.hub.note("warning", f"{len(gone)} blocks stay where they are: {why}")
+        stay = "get no copy yet" if gone[0].stays else "stay where they are"
+        self._router.hub.note("warning", f"{len(gone)} blocks {stay}: {why}")
         self.batch = [step for step in self.batch if step not in gone]
         self._unmirror([(step.bid, step.target) for step in gone], out)
         self._copying -= wanted

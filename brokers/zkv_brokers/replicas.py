@@ -51,9 +51,11 @@ class Replicas:
 
     def look(self, out: Decisions) -> None:
         """Have copies made of the blocks that lack one."""
+        if not self.wanted:
+            return
         moves, closed = self._router.moves, self._router.fleet.closed()
         places = len(self._router.layout.blocks), len(moves.kept), moves.placement, sorted(closed)
-        if not self.wanted or (self._complete and places == self._places):
+        if self._complete and places == self._places:
             return
         self._places = places
         self._prune()

@@ -188,14 +188,14 @@ class Shard:
                 self.commits.streaming.expect(entry)
                 self._make()
             case c.Sum(group=group, version=version):
-                sums = self.commits.square_sums(entry, self._mine(group))
+                sums = self.commits.square_sums(entry, self.mine(group))
                 out.append(ToBroker(c.SquareSums(group, version, sums)))
             case c.Commit(group=group, version=version):
                 self.started = True
-                self.commits.commit(entry, self._mine(group))
+                self.commits.commit(entry, self.mine(group))
                 self.versions[group] = version
                 if group == MODEL:
-                    for block in self._mine(group):
+                    for block in self.mine(group):
                         self.grants.fill(block, version, self.store.blocks[block.bid].current)
             case c.Apart():
                 self._held = self.joints.take_apart(entry, self._held)
@@ -237,7 +237,8 @@ class Shard:
                 self.grants.fill(block, streaming.version, state.current)
         self.commits.update_s += self.store.clock() - began
 
-    def _mine(self, group: int) -> list[BlockSpec]:
+    def mine(self, group: int) -> list[BlockSpec]:
+        """Return the blocks of a group that this server owns."""
         return [b for b in self.layout.blocks_in(group) if b.server == self.number and b.segments]
 
     # --- data --------------------------------------------------------------------------------
