@@ -251,7 +251,8 @@ class Fleet:
         if not hindrance:
             self._router.replicas.take_over(server, why, out)
         elif not self._router.rolling.awaits(server, why, silent=silent):
-            self._router.fail("ServerLost", f"{server} is lost: {why}; {hindrance}")
+            no_way = f"{hindrance}, and there is no snapshot to go back to (--snapshot-dir)"
+            self._router.fail("ServerLost", f"{server} is lost: {why}; {no_way}")
 
     def _remove(self, server: Server, why: str, out: Decisions, *, lost: bool = False) -> None:
         """Go on without a server that owns nothing; `lost`: another one may come for it."""
